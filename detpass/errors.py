@@ -1,0 +1,50 @@
+"""Every exception and warning that detpass raises.
+
+A message gives the value found, the value expected and the remedy; where a line of the model is known, it is named.
+"""
+
+from __future__ import annotations
+
+
+class DetpassError(Exception):
+    """The root of all errors raised by detpass."""
+
+
+class ConfigurationError(DetpassError, ValueError):
+    """An option, mode or target that detpass does not know, or a value it cannot take."""
+
+
+class RuleError(DetpassError):
+    """A rule that breaks its contract: a duplicate name, a changed shape or dtype, an accumulation left in place."""
+
+
+class UncoveredError(DetpassError):
+    """A nondeterministic operation for which no rule has a deterministic form."""
+
+
+class NondeterministicArtifactError(DetpassError):
+    """Lowered code that still holds a nondeterministic operation after the rewrite."""
+
+
+class EscapeError(DetpassError):
+    """Part of the model runs outside the graphs that detpass rewrites."""
+
+
+class InspectionError(DetpassError):
+    """A model or file that cannot be inspected, and why."""
+
+
+class DetpassWarning(UserWarning):
+    """The root of all warnings issued by detpass."""
+
+
+class EscapeWarning(DetpassWarning):
+    """Part of the model runs outside the graphs that detpass rewrites (``on_escape="warn"``)."""
+
+
+class UncoveredWarning(DetpassWarning):
+    """A nondeterministic operation was left as it is (``on_uncovered="warn"``)."""
+
+
+class KernelBuildWarning(DetpassWarning):
+    """The native CPU kernels could not be built; a slower form with the same bits is used."""

@@ -1,0 +1,86 @@
+"""Questions about nodes of an FX graph that rules ask; nothing here knows a particular rule.
+
+Neighbours: ``rule.py`` (what a rule is), ``rewriting/graph_pass.py`` (who offers nodes to rules).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def tensor_of(node: Any) -> torch.Tensor | None:
+    """The fake tensor of ``node``, or None when the argument is no node or the node's value is no tensor."""
+    if not isinstance(node, fx.Node):
+        return None
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def argument(node: fx.Node, name: str) -> Any:
+    """The argument ``name`` of an operator node, whether given by position, by keyword or left at its default.
+
+    Raises KeyError when the operator's schema has no such argument.
+    """
+    schema = node.target._schema  # type: ignore[union-attr]
+    for position, formal in enumerate(schema.arguments):
+        if formal.name != name:
+            continue
+        if name in node.kwargs:
+            return node.kwargs[name]
+        if not formal.kwarg_only and position < len(node.args):
+            return node.args[position]
+        return formal.default_value
+    raise KeyError(f"{node.target} has no argument {name!r}; it has {[a.name for a in schema.arguments]}")
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """All arguments of an operator node by name, defaults filled in."""
+    return {formal.name: argument(node, formal.name) for formal in node.target._schema.arguments}  # type: ignore[union-attr]
+
+
+def source_location(node: fx.Node) -> str | None:
+    """``file:line`` of the model's innermost frame recorded on ``node``, or None when no trace was kept."""
+    trace = node.meta.get("stack_trace") or getattr(node, "stack_trace", None)
+    if not trace:
+        return None
+    location = None
+    for line in trace.splitlines():
+        line = line.strip()
+        if line.startswith('File "'):
+            path, _, rest = line[6:].partition('", line ')
+            location = f"{path}:{rest.split(',')[0].strip()}"
+    return location
+
+
+def is_zeros(node: Any) -> bool:
+    """Whether ``node`` is a fresh tensor of zeros (``full``, ``zeros``, ``new_zeros``, ``zeros_like`` ...)."""
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return False
+    return _constant_fill(node) == 0
+
+
+def _constant_fill(node: fx.Node) -> Any:
+    aten = torch.ops.aten
+    if node.target in (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default):
+        return 0
+    if node.target in (aten.full.default, aten.full_like.default, aten.new_full.default):
+        fill = argument(node, "fill_value")
+        return fill if isinstance(fill, (int, float, bool, complex)) else None
+    if node.target in (
+        aten.expand.default,
+        aten.view.default,
+        aten.reshape.default,
+        aten._unsafe_view.default,
+        aten.permute.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.clone.default,
+        aten.alias.default,
+        torch.ops.prims.convert_element_type.default,
+    ):
+        source = node.args[0]
+        return _constant_fill(source) if isinstance(source, fx.Node) and source.op == "call_function" else None
+    return None

@@ -1,0 +1,1 @@
+"""The arithmetic that replaces atomics: canonical-order accumulation over tensors, usable without a compiler."""
