@@ -48,3 +48,7 @@ class UncoveredWarning(DetpassWarning):
 
 class KernelBuildWarning(DetpassWarning):
     """The native CPU kernels could not be built; a slower form with the same bits is used."""
+
+
+class BitsDifferError(DetpassError, AssertionError):
+    """Results that should have the same bits do not; the message names the first pair and tensor."""
