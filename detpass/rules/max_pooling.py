@@ -1,0 +1,151 @@
+"""Backward of max pooling: each cell gathers from the windows that can point to it.
+
+Before::
+
+    grad_input = aten.max_pool2d_with_indices_backward(grad_output, input, kernel, ..., indices)   # scatter, atomic
+
+After, for small windows (``windows.py``)::
+
+    grad_input[cell] = sum over the windows o over the cell of where(indices[o] == cell, grad_output[o], 0)
+
+Two windows that share a cell are added in the order of the windows; disjoint windows need no sum at all. For large
+overlapping windows, where most of those comparisons would be false, the recorded indices feed a segment sum.
+The ops are kept whole while the graph is traced: Inductor's decomposition would leave a ``scatter_add``.
+
+Neighbours: ``adaptive_pooling.py`` (windows of varying size), ``pooling.py`` (averages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from detpass.graph_query import arguments, tensor_of
+from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Treatment, Verdict
+from detpass.rules.plane_scatter import accumulation_dtype, add_into_planes
+from detpass.rules.windows import (
+    Reach,
+    Shifter,
+    Window,
+    are_sliced,
+    blocked,
+    blocked_adjoint,
+    overlap,
+    sliced_adjoint,
+)
+
+aten = torch.ops.aten
+
+MOST_COMPARISONS = 64
+"""Windows with more elements than this, overlapping, go to the segment form: their gathers would mostly miss."""
+
+
+class MaxPoolBackward(Rule):
+    """``max_pool2d/3d_with_indices_backward`` as a gather over the windows of each cell, or a segment sum."""
+
+    name = "max_pool_backward"
+    targets = (
+        aten.max_pool2d_with_indices_backward.default,
+        aten.max_pool3d_with_indices_backward.default,
+    )
+    kept_whole = targets
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        given = arguments(node)
+        grad, source = tensor_of(given["grad_output"]), tensor_of(given["self"])
+        if grad is None or source is None:
+            return NoMatch(Inapplicable.ARGUMENT, node, "operands without a known value")
+        axes = 2 if node.target is self.targets[0] else 3
+        windows = pool_windows(axes, given["kernel_size"], given["stride"], given["padding"], given["dilation"])
+        if windows is None:
+            return NoMatch(Inapplicable.UNKNOWN_SIZE, node, "the kernel, stride, padding and dilation must be numbers")
+        operands = (given["grad_output"], given["indices"], list(source.shape[source.dim() - axes :]))
+        if not is_gathered(windows):
+            reason = "windows overlap; the recorded indices are data"
+            return Match(operands, reason, {"windows": None}, Treatment.SEGMENT)
+        reason = "a cell meets few windows, known from the shapes" if overlap(windows) else "windows are disjoint"
+        return Match(operands, reason, {"windows": windows}, Treatment.CLOSED_FORM)
+
+    def replacement(
+        self, grad: torch.Tensor, indices: torch.Tensor, cells: Sequence[Any], *, windows: tuple[Window, ...] | None
+    ) -> torch.Tensor:
+        if windows is None:
+            return scatter_by_indices(grad, indices, cells, "max_pool_backward")
+        total = gather_from_windows(grad.to(accumulation_dtype(grad.dtype)), indices, windows, cells)
+        return total.to(grad.dtype)
+
+
+def is_gathered(windows: Sequence[Window]) -> bool:
+    """Whether the gather form is used: it costs one comparison for each window over a cell."""
+    comparisons = 1
+    for window in windows:
+        comparisons *= window.kernel
+    return comparisons <= MOST_COMPARISONS or not overlap(windows)
+
+
+def pool_windows(axes: int, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Window, ...] | None:
+    """The windows of a pooling op's arguments; None when one of them is symbolic."""
+
+    def spread(value: Any) -> list[Any]:
+        items = list(value) if isinstance(value, (list, tuple)) else [value]
+        return items * axes if len(items) == 1 else items
+
+    kernels = spread(kernel)
+    strides = spread(stride) if stride else kernels
+    columns = (kernels, strides, spread(padding), spread(dilation))
+    if not all(isinstance(item, int) for column in columns for item in column):
+        return None
+    return tuple(Window(*row) for row in zip(*columns, strict=True))
+
+
+def gather_from_windows(
+    grad: torch.Tensor, indices: torch.Tensor, windows: tuple[Window, ...], cells: Sequence[Any]
+) -> torch.Tensor:
+    """``grad, indices: [..., *positions]`` to ``[..., *cells]``; ``indices`` are flat cell numbers."""
+    grads = Shifter(grad, windows, cells, 0.0)
+    recorded = Shifter(indices, windows, cells, -1)
+    strides: list[Any] = [1]
+    for size in reversed(cells[1:]):
+        strides.insert(0, strides[0] * size)
+
+    def cell_numbers(phases: tuple[int, ...] | None) -> torch.Tensor:
+        """Flat numbers of the cells of each block: of one phase, or of all of them as dimensions of their own.
+
+        Numbers of cells in the padding mean nothing: the adjoint cuts those cells off.
+        """
+        number = torch.zeros((), dtype=torch.int64, device=grad.device)
+        for axis, (window, size, step) in enumerate(zip(windows, cells, strides, strict=True)):
+            inner = len(windows) - 1 - axis
+            q = torch.arange(window.blocks(size), device=grad.device) * window.stride - window.padding
+            if phases is not None:
+                place = (q + phases[axis]).reshape(-1, *[1] * inner)
+            else:
+                phase = torch.arange(window.stride, device=grad.device)
+                place = (q.unsqueeze(1) + phase).reshape(-1, window.stride, *[1] * (2 * inner))
+            number = number + place * step
+        return number
+
+    if are_sliced(windows):
+
+        def term(phases: tuple[int, ...], reaches: tuple[Reach, ...]) -> torch.Tensor:
+            backs = [reach.back for reach in reaches]
+            return torch.where(recorded(backs) == cell_numbers(phases), grads(backs), 0)
+
+        return sliced_adjoint(windows, cells, term)
+
+    count = len(windows)
+
+    def blocked_term(backs: tuple[int, ...]) -> torch.Tensor:
+        hit = blocked(recorded(backs), count) == cell_numbers(None)
+        return torch.where(hit, blocked(grads(backs), count), 0)
+
+    return blocked_adjoint(windows, cells, blocked_term)
+
+
+def scatter_by_indices(grad: torch.Tensor, indices: torch.Tensor, cells: Sequence[Any], op: str) -> torch.Tensor:
+    """Segment form for ``grad, indices: [..., *positions]`` with flat cell numbers; returns ``[..., *cells]``."""
+    lead = grad.dim() - len(cells)
+    return add_into_planes(grad.flatten(lead), indices.flatten(lead), cells, op)
