@@ -1,1 +1,55 @@
-"""Placeholder."""
+"""detpass: training that gives the same bits every time.
+
+``torch.compile(model, backend="detpass")`` rewrites nondeterministic accumulations in the joint forward and backward
+graph into deterministic forms before Inductor lowers it. This module is the public surface.
+"""
+
+from detpass import segment
+from detpass.backend import last_report, reports
+from detpass.errors import (
+    ConfigurationError,
+    DetpassError,
+    DetpassWarning,
+    EscapeError,
+    EscapeWarning,
+    InspectionError,
+    KernelBuildWarning,
+    NondeterministicArtifactError,
+    RuleError,
+    UncoveredError,
+    UncoveredWarning,
+)
+from detpass.rewriting.registry import register_rule, registered_rules, unregister_rule
+from detpass.rewriting.report import Record, Report
+from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigurationError",
+    "DetpassError",
+    "DetpassWarning",
+    "EscapeError",
+    "EscapeWarning",
+    "Inapplicable",
+    "InspectionError",
+    "KernelBuildWarning",
+    "Match",
+    "NoMatch",
+    "NondeterministicArtifactError",
+    "Record",
+    "Report",
+    "Rule",
+    "RuleContext",
+    "RuleError",
+    "Safe",
+    "Treatment",
+    "UncoveredError",
+    "UncoveredWarning",
+    "last_report",
+    "register_rule",
+    "registered_rules",
+    "reports",
+    "segment",
+    "unregister_rule",
+]

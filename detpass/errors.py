@@ -26,6 +26,15 @@ class NondeterministicArtifactError(DetpassError):
     """Lowered code that still holds a nondeterministic operation after the rewrite."""
 
 
+class Refusal(DetpassError):
+    """Carries the error with which eager torch refuses the same arguments; the compiled model raises that one."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+        """An exception of eager's type, with a message that names the operation and the model's line."""
+
+
 class EscapeError(DetpassError):
     """Part of the model runs outside the graphs that detpass rewrites."""
 

@@ -84,3 +84,10 @@ def _constant_fill(node: fx.Node) -> Any:
         source = node.args[0]
         return _constant_fill(source) if isinstance(source, fx.Node) and source.op == "call_function" else None
     return None
+
+
+def label(node: fx.Node) -> str:
+    """What error messages call a node: its operator and, where known, the model's line."""
+    place = source_location(node)
+    name = str(node.target).removesuffix(".default")
+    return f"{name} at {place}" if place else name

@@ -74,6 +74,9 @@ class Match:
     """Keyword arguments of the replacement: constants only."""
     treatment: Treatment = Treatment.SEGMENT
     """The kind of form that the replacement has."""
+    leaves: Mapping[Any, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Nondeterministic-looking operators that the replacement keeps on purpose, each with the reason why it is
+    deterministic there (a plain write whose duplicates carry equal bits, say)."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +113,13 @@ class Rule(ABC):
     """One family of nondeterministic nodes and its deterministic form.
 
     ``name`` is unique among the rules of a compile. ``targets`` are the operator overloads (or higher-order
-    operators) whose nodes are offered to :meth:`match`.
+    operators) whose nodes are offered to :meth:`match`. ``kept_whole`` are overloads that must not be decomposed
+    while the graph is traced, so that the rule meets them in one piece.
     """
 
     name: ClassVar[str]
     targets: ClassVar[tuple[Any, ...]]
+    kept_whole: ClassVar[tuple[Any, ...]] = ()
 
     @abstractmethod
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:

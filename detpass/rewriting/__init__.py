@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""The engine that applies rules to joint graphs. It knows any rule and names no operator."""

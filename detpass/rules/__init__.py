@@ -1,1 +1,41 @@
-"""Placeholder."""
+"""The built-in rules, one file per node family, in the order in which they are asked.
+
+Each uses only what a user's own rule may use: ``detpass.rule``, ``detpass.graph_query`` and ``detpass.segment``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from detpass.rule import Rule
+from detpass.rules.embedding import EmbeddingBagBackward, EmbeddingDenseBackward
+from detpass.rules.index_add import IndexAdd
+from detpass.rules.index_put import IndexPutAccumulate
+from detpass.rules.last_write import IndexCopy, IndexPutLastWrite, ScatterLastWrite
+from detpass.rules.masked_index_put import MaskedIndexPutAccumulate
+from detpass.rules.scatter import ScatterReduce
+
+BUILTIN_RULES: tuple[Rule, ...] = (
+    IndexPutAccumulate(),
+    IndexPutLastWrite(),
+    MaskedIndexPutAccumulate(),
+    EmbeddingDenseBackward(),
+    EmbeddingBagBackward(),
+    IndexAdd(),
+    IndexCopy(),
+    ScatterReduce(),
+    ScatterLastWrite(),
+)
+"""Every built-in rule, first match wins."""
+
+FINISHERS: tuple[Callable[[fx.Graph], None], ...] = ()
+"""Run over a rewritten graph: accumulations that share an index share its plan."""
+
+
+def hazard(node: fx.Node, device: torch.device) -> str | None:
+    """Why ``node`` is nondeterministic on ``device``, or None when the catalogue does not list it."""
+    targets = {target for rule in BUILTIN_RULES for target in rule.targets}
+    return "places may repeat" if node.target in targets else None

@@ -1,0 +1,252 @@
+"""Every private name of torch that detpass uses, and nothing else.
+
+One function or alias for each need, so that a new torch release is met in one place. Tested on torch 2.11 to 2.14.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def inductor_config() -> Any:
+    """Inductor's configuration module."""
+    import torch._inductor.config as config
+
+    return config
+
+
+def inductor_settings() -> dict[str, Any]:
+    """Inductor's current settings by name."""
+    settings: dict[str, Any] = inductor_config().get_config_copy()
+    return settings
+
+
+def inductor_setting_type(name: str) -> Any:
+    """The type of one of Inductor's settings, or None where it has a generic type that cannot be checked."""
+    import typing
+
+    kind = inductor_config().get_type(name)
+    return kind if typing.get_origin(kind) is None else None
+
+
+def mode_patches(mode: str | None) -> dict[str, Any]:
+    """Inductor's settings for a ``torch.compile`` mode. Raises RuntimeError, as torch does, for an unknown one."""
+    if mode is None or mode == "default":
+        return {}
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode))
+
+
+def compile_fx(graph_module: fx.GraphModule, example_inputs: Any, config_patches: Mapping[str, Any]) -> Any:
+    """Inductor's compiler with settings for this graph alone."""
+    from torch._inductor.compile_fx import compile_fx as inductor_compile_fx
+
+    return inductor_compile_fx(graph_module, example_inputs, config_patches=dict(config_patches))
+
+
+def custom_graph_pass_class() -> type:
+    """The base class of graph passes whose ``uuid`` takes part in the cache keys."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    return CustomGraphPass
+
+
+def custom_scheduler_pass_class() -> type:
+    """The base class of scheduler passes whose ``uuid`` takes part in the cache keys."""
+    from torch._inductor.custom_graph_pass import CustomSchedulerPass
+
+    return CustomSchedulerPass
+
+
+def decomposition_table() -> dict[Any, Callable[..., Any]]:
+    """Inductor's live decomposition table: the very dictionary that the next compile reads."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+@contextlib.contextmanager
+def without_decompositions(targets: Iterable[Any]) -> Iterator[None]:
+    """Keep ``targets`` whole in graphs traced inside: drop them from the live decomposition table, then restore it."""
+    table = decomposition_table()
+    missing = object()
+    saved = {target: table.pop(target, missing) for target in targets}
+    try:
+        yield
+    finally:
+        for target, function in saved.items():
+            if function is not missing:
+                table[target] = function
+
+
+def reset_cudagraphs() -> None:
+    """Forget recorded CUDA graphs, as ``torch._dynamo.reset`` expects of a backend."""
+    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+    reset_cudagraph_trees()
+
+
+def register_inplace_variant(functional: Any, inplace: Any, mutated: int) -> None:
+    """Let Inductor turn ``functional`` into ``inplace`` (which writes its argument ``mutated``) where nobody reads the old value."""
+    from torch._inductor.fx_passes.reinplace import InplaceableOp, inplaceable_ops
+
+    inplaceable_ops[functional] = InplaceableOp(inplace, mutated)
+
+
+def trace_subgraph(function: Callable[..., Any], arguments: list[Any]) -> fx.GraphModule:
+    """Trace ``function`` over fake tensors and symbolic sizes into a flat graph with Inductor's decompositions."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with fx.traceback.preserve_node_meta(False):
+        graph_module: fx.GraphModule = make_fx(
+            function, decomposition_table=decomposition_table(), tracing_mode="real", _allow_non_fake_inputs=True
+        )(*arguments)
+    return graph_module
+
+
+def fake_mode_of(graph: fx.Graph) -> Any:
+    """The FakeTensorMode of a graph's values, or None for a graph with no fake tensor."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for leaf in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(leaf, FakeTensor):
+                return leaf.fake_mode
+    return None
+
+
+def cache_directory() -> str:
+    """The directory where Inductor keeps compiled artifacts."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return str(cache_dir())
+
+
+def current_compile_id() -> str | None:
+    """Dynamo's id of the compile in progress, such as ``0/0``."""
+    from torch._guards import CompileContext
+
+    found = CompileContext.current_compile_id()
+    return None if found is None else str(found)
+
+
+def suppress_errors() -> bool:
+    """Whether Dynamo falls back to eager code when a compile fails."""
+    import torch._dynamo.config as config
+
+    return bool(config.suppress_errors)
+
+
+def graph_break_reason(graph_module: Any) -> tuple[str, str | None] | None:
+    """Why Dynamo ended ``graph_module`` early and where (``file:line``), or None when it did not break the graph."""
+    reason = getattr(graph_module, "compile_subgraph_reason", None)
+    if reason is None or not getattr(reason, "graph_break", False):
+        return None
+    stack = list(reason.user_stack or ())
+    place = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else None
+    return str(reason.reason), place
+
+
+CONVERT_FRAME_LOGGER = "torch._dynamo.convert_frame"
+RECOMPILE_LIMIT_MESSAGE = "torch._dynamo hit config."
+SUPPRESSED_MESSAGE = "WON'T CONVERT"
+
+
+def aot_interpreter_backend(run_graph: Callable[[fx.GraphModule, str], Callable[..., Any]]) -> Callable[..., Any]:
+    """A ``torch.compile`` backend that hands each AOTAutograd graph to ``run_graph(graph, "forward" | "backward")``.
+
+    The graphs are those that Inductor would get: functional, with Inductor's decompositions, after the default
+    partitioner. ``run_graph`` returns the callable that computes the graph from flat arguments.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._inductor.decomposition import select_decomp_table
+
+    def compiler(phase: str) -> Callable[[fx.GraphModule, Any], Any]:
+        return lambda graph, example_inputs: make_boxed_func(run_graph(graph, phase))
+
+    backend: Callable[..., Any] = aot_autograd(
+        fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), decompositions=select_decomp_table
+    )
+    return backend
+
+
+def compiling_backend() -> tuple[Any, dict[str, Any]] | None:
+    """The backend for which Dynamo is converting the current frame and its keyword arguments; None outside of Dynamo."""
+    import sys
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        holder = frame.f_locals.get("self")
+        backend = getattr(holder, "_torchdynamo_orig_backend", None) if holder is not None else None
+        if backend is not None:
+            while hasattr(backend, "_torchdynamo_orig_backend"):
+                backend = backend._torchdynamo_orig_backend
+            return getattr(backend, "compiler_fn", backend), dict(getattr(backend, "kwargs", {}))
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def lowered_device(lowered: Any) -> torch.device | None:
+    """The device of a lowered node, or None when it has none."""
+    device = getattr(lowered, "get_device", lambda: None)()
+    return device if isinstance(device, torch.device) else None
+
+
+def lowered_kind(scheduled: Any, lowered: Any) -> str | None:
+    """What could be nondeterministic about a lowered node of Inductor's scheduler, or None.
+
+    ``"float atomic_add into NAME"``, ``"plain scatter into NAME"``, ``"split scan NAME"`` or ``"extern:OVERLOAD"``.
+    """
+    from torch._inductor import ir
+
+    name = lowered.get_name()
+    if isinstance(lowered, ir.ComputedBuffer):
+        floating = lowered.dtype.is_floating_point or lowered.dtype.is_complex
+        atomic = getattr(scheduled, "_get_atomic_add_buffers", lambda: ())()
+        if atomic:
+            return f"float atomic_add into {name}" if floating else None
+        if isinstance(lowered.data, ir.Scatter):
+            return f"plain scatter into {name}"
+        if isinstance(lowered.data, ir.SplitScan) and floating:
+            return f"split scan {name}"
+        return None
+    if isinstance(lowered, ir.ExternKernel):
+        overload = getattr(lowered, "op_overload", None)
+        return None if overload is None else f"extern:{overload}"
+    return None
+
+
+def traces_functional_graph() -> bool:
+    """Whether operations are being recorded by ``make_fx`` with no functionalization in between, as in a graph pass."""
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    modes = _get_current_dispatch_mode_stack()
+    return get_proxy_mode() is not None and not any(isinstance(mode, FunctionalTensorMode) for mode in modes)
+
+
+def functionalized(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with its mutations (launches of Triton kernels) made functional, for tracing into a functional graph."""
+    from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+
+    return dispatch_functionalize(function, FunctionalTensorMode())
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler that Inductor would call, or None when it finds none."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        return str(get_cpp_compiler())
+    except InvalidCxxCompiler:
+        return None

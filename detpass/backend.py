@@ -1,0 +1,213 @@
+"""The ``torch.compile`` backend: puts the rules and the engine into Inductor's own pipeline.
+
+``torch.compile(model, backend="detpass")`` finds :func:`detpass` by the entry point group ``torch_dynamo_backends``.
+The rewrite is added beside the user's own passes as ``joint_custom_post_pass``; the lowered code is checked by
+``_pre_fusion_custom_pass``. Both have a ``uuid``, so Inductor's and AOTAutograd's caches keep working.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+
+from detpass import _torch_private, escapes, rules, segment
+from detpass.config import Options, split_options
+from detpass.errors import DetpassError, Refusal
+from detpass.graph_query import source_location
+from detpass.rewriting.graph_pass import Rewriter
+from detpass.rewriting.lowering_audit import LoweringAudit
+from detpass.rewriting.registry import RuleSet, registered_rules
+from detpass.rewriting.report import Report, load, save
+
+log = logging.getLogger(__name__)
+
+FIXED_SETTINGS: Mapping[str, Any] = {
+    "deterministic": True,
+    "use_joint_graph_passes": True,
+    "partitioned_scatter_enabled": False,
+    "cpp.enable_unsafe_math_opt_flag": False,
+}
+"""Inductor settings that close its own sources of run-to-run change for the graphs we compile."""
+
+_reports: deque[Report] = deque(maxlen=256)
+
+
+def last_report() -> Report | None:
+    """The report of the graph that detpass compiled last in this process, or None when it compiled none.
+
+    A model with graph breaks has several graphs: :func:`reports` lists the newest 256.
+    """
+    return _reports[-1] if _reports else None
+
+
+def reports() -> tuple[Report, ...]:
+    """The reports of the newest 256 graphs that detpass compiled in this process, oldest first."""
+    return tuple(_reports)
+
+
+def detpass(
+    graph_module: fx.GraphModule,
+    example_inputs: list[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph with Inductor so that it gives the same bits in every run.
+
+    Called by ``torch.compile``. ``mode`` is one of Inductor's; ``options`` holds detpass's options
+    (:class:`detpass.config.Options`) and any of Inductor's.
+
+    Raises ConfigurationError for an unknown option. An operation that no rule covers, or an argument that eager
+    refuses, raises when the compiled model is called: UncoveredError or eager's own error.
+    """
+    settings = _torch_private.inductor_settings()
+    own, patches = split_options(options, settings, _torch_private.inductor_setting_type)
+    escapes.check_settings(patches, settings)
+    compile_id = _torch_private.current_compile_id()
+    report = Report(compile_id=compile_id)
+    message = escapes.graph_break_message(graph_module)
+    if message is not None:
+        report.escapes.append(message)
+        escapes.escape(own.on_escape, message)
+
+    rule_set = RuleSet((*own.rules, *reversed(registered_rules()), *rules.BUILTIN_RULES))
+    uuid = _uuid(graph_module, own, rule_set)
+    key = _report_key(graph_module, example_inputs, uuid)
+    rewriter = Rewriter(rule_set, rules.hazard, own, segment.assume_device, rules.FINISHERS)
+    rewrite = RewritePass(rewriter, report, uuid)
+    merged = {
+        **{name: value for name, value in FIXED_SETTINGS.items() if name in settings},
+        **{name: value for name, value in _torch_private.mode_patches(mode).items() if name not in FIXED_SETTINGS},
+        **patches,
+    }
+    merged["joint_custom_post_pass"] = _chain(rewrite, merged, settings, "joint_custom_post_pass")
+    users_scheduler_pass = merged.get("_pre_fusion_custom_pass", settings.get("_pre_fusion_custom_pass"))
+    merged["_pre_fusion_custom_pass"] = LoweringAudit(rules.hazard, own, uuid, users_scheduler_pass)
+    try:
+        with _torch_private.without_decompositions(rule_set.kept_whole()):
+            compiled = _torch_private.compile_fx(graph_module, example_inputs, merged)
+    except Exception as error:  # the border: our own errors are unwrapped from torch's, everything else passes on
+        cause = _own_error(error)
+        if cause is None:
+            raise
+        return _raiser(cause)
+    directory = Path(_torch_private.cache_directory()) / "detpass" / "reports"
+    if rewrite.ran:
+        save(report, directory, key)
+    else:
+        report.from_cache = True
+        found = load(directory, key)
+        report.complete = found is not None
+        report.records.extend(found or ())
+    _reports.append(report)
+    if own.report is not None:
+        own.report(report)
+    return compiled  # type: ignore[no-any-return]
+
+
+detpass.reset = _torch_private.reset_cudagraphs  # type: ignore[attr-defined]
+
+
+class RewritePass(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]
+    """The rewrite as a graph pass of Inductor."""
+
+    def __init__(self, rewriter: Rewriter, report: Report, uuid: str) -> None:
+        self._rewriter = rewriter
+        self._report = report
+        self._uuid = uuid
+        self.ran = False
+
+    def __call__(self, graph: fx.Graph) -> None:
+        self.ran = True
+        self._rewriter.rewrite(graph, self._report)
+
+    def uuid(self) -> Any:
+        return ("detpass.rewrite", self._uuid)
+
+
+def _chain(rewrite: RewritePass, merged: Mapping[str, Any], settings: Mapping[str, Any], name: str) -> Any:
+    """The rewrite after the user's own passes: what they insert is rewritten too."""
+    users = merged.get(name, settings.get(name))
+    if users is None:
+        return rewrite
+    return (*(users if isinstance(users, (list, tuple)) else (users,)), rewrite)
+
+
+def _own_error(error: BaseException) -> Exception | None:
+    """The error of ours, or of eager's kind, that torch's compile stack wrapped; None when there is none."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if isinstance(current, Refusal):
+            return current.error
+        if isinstance(current, DetpassError):
+            return current
+        current = getattr(current, "inner_exception", None) or current.__cause__ or current.__context__
+    return None
+
+
+def _raiser(error: Exception) -> Callable[..., Any]:
+    def refuse(*_: Any) -> Any:
+        raise error.with_traceback(None)
+
+    return refuse
+
+
+@functools.cache
+def _package_fingerprint() -> str:
+    """A hash of every source file of this package and of the versions that decide what it does."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    root = Path(__file__).parent
+    for path in sorted((*root.rglob("*.py"), *root.rglob("*.cpp"), *root.rglob("*.h"))):
+        digest.update(str(path.relative_to(root)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _uuid(graph_module: fx.GraphModule, own: Options, rule_set: RuleSet) -> str:
+    digest = hashlib.sha256(_package_fingerprint().encode())
+    digest.update(rule_set.fingerprint().encode())
+    digest.update(repr((own.on_uncovered, own.target)).encode())
+    for node in _all_nodes(graph_module):
+        digest.update(f"{node.target}@{source_location(node)}\n".encode())
+    return digest.hexdigest()
+
+
+def _all_nodes(graph_module: fx.GraphModule) -> Iterable[fx.Node]:
+    for module in graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            yield from (node for node in module.graph.nodes if node.op in ("call_function", "call_method", "call_module"))
+
+
+def _report_key(graph_module: fx.GraphModule, example_inputs: Iterable[Any], uuid: str) -> str:
+    digest = hashlib.sha256(uuid.encode())
+    digest.update(repr(torch.is_grad_enabled()).encode())
+    for module in graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            digest.update(module.code.encode())
+    for value in example_inputs:
+        if isinstance(value, torch.Tensor):
+            described: Any = (
+                tuple(map(str, value.shape)),
+                str(value.dtype),
+                str(value.device),
+                tuple(map(str, value.stride())) if value.layout is torch.strided else str(value.layout),
+                value.requires_grad,
+            )
+        else:
+            described = type(value).__name__
+        digest.update(repr(described).encode())
+    return digest.hexdigest()
+
+
+escapes.watch(detpass)

@@ -1,0 +1,93 @@
+"""The ways in which a compiled model runs code that detpass did not rewrite, noticed and reported.
+
+Dynamo falls back to eager code at a graph break (a disabled function is one), at the recompile limit and, under
+``suppress_errors``, when a compile fails; some of Inductor's settings skip the pass. Each is raised or warned about
+once with its place and remedy, by the option ``on_escape``. What no backend can see is a frame that Dynamo never
+offers to it (``torch._dynamo.disable`` on the whole model, ``set_stance("force_eager")``): ``fullgraph=True`` is the
+remedy there.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from detpass import _torch_private
+from detpass.errors import ConfigurationError, EscapeError, EscapeWarning
+
+PASS_NAME = "joint_custom_post_pass"
+
+
+def escape(policy: str, message: str) -> None:
+    """Report an escape under ``policy``. Raises EscapeError for ``"error"``."""
+    if policy == "error":
+        raise EscapeError(message)
+    if policy == "warn":
+        warnings.warn(message, EscapeWarning, stacklevel=3)
+
+
+def graph_break_message(graph_module: Any) -> str | None:
+    """What to say about the graph break that ended ``graph_module``, or None when it was not ended by one."""
+    found = _torch_private.graph_break_reason(graph_module)
+    if found is None:
+        return None
+    reason, place = found
+    first = reason.strip().splitlines()[0]
+    return (
+        f"graph break{f' at {place}' if place else ''}: the code there runs outside the compiled graph, where detpass "
+        f"does not rewrite it ({first}). Remedy: compile with fullgraph=True to find every break, and move the code "
+        "out of the model or into operations that Dynamo can trace."
+    )
+
+
+def check_settings(patches: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse Inductor settings that skip the pass. Raises ConfigurationError naming the setting and the remedy."""
+    if patches.get("use_joint_graph_passes") is False:
+        raise ConfigurationError("use_joint_graph_passes=False skips the rewrite; remove it from the options")
+    disabled = patches.get("disabled_passes", settings.get("disabled_passes")) or ""
+    if PASS_NAME in str(disabled):
+        raise ConfigurationError(
+            f"disabled_passes={disabled!r} (or TORCHINDUCTOR_DISABLED_PASSES) skips the rewrite; remove {PASS_NAME} from it"
+        )
+
+
+class FallbackWatcher(logging.Filter):
+    """Turns Dynamo's own messages about falling back to eager code into escapes, for frames compiled by ``backend``."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__()
+        self._backend = backend
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        template = str(record.msg)
+        limit = template.startswith(_torch_private.RECOMPILE_LIMIT_MESSAGE)
+        if not limit and not (record.levelno >= logging.WARNING and record.exc_info):
+            return True
+        found = _torch_private.compiling_backend()
+        if found is None or found[0] is not self._backend:
+            return True
+        policy = (found[1].get("options") or {}).get("on_escape", "warn")
+        if limit:
+            name, value, function = record.args[0], record.args[1], record.args[2]  # type: ignore[index]
+            escape(
+                policy,
+                f"{function} reached {name}={value}: from now on it runs eagerly where no compiled version fits, and "
+                "detpass does not rewrite it. Remedy: mark what varies as dynamic (dynamic=True, "
+                f"torch._dynamo.mark_dynamic) or raise torch._dynamo.config.{name}.",
+            )
+        else:
+            escape(
+                policy,
+                "a compile failed and torch._dynamo.config.suppress_errors=True makes the frame run eagerly, where "
+                f"detpass does not rewrite it ({record.exc_info[1]}). Remedy: set suppress_errors=False.",
+            )
+        return True
+
+
+def watch(backend: Any) -> None:
+    """Start watching Dynamo's fallbacks for ``backend``. Calling it again changes nothing."""
+    logger = logging.getLogger(_torch_private.CONVERT_FRAME_LOGGER)
+    if not any(isinstance(f, FallbackWatcher) for f in logger.filters):
+        logger.addFilter(FallbackWatcher(backend))

@@ -1,0 +1,286 @@
+"""The pass over a joint graph: each nondeterministic node is replaced by its deterministic form, proved safe or refused.
+
+Runs as Inductor's ``joint_custom_post_pass``: after Inductor's own joint patterns, so that attention is fused and an
+index from ``randperm`` is known to be unique before anything is rewritten, and before the graph is partitioned.
+
+Assumes a functional ATen graph with fake tensors in ``meta["val"]``. Afterwards every node that a rule or the
+catalogue names is deterministic on its device, or has been reported under the policy for uncovered nodes. Running it
+again changes nothing: a node that was decided carries ``meta[DECIDED]``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from detpass import _torch_private
+from detpass.config import Options, target_device
+from detpass.errors import RuleError
+from detpass.graph_query import source_location
+from detpass.rewriting.registry import RuleSet
+from detpass.rewriting.report import Record, Report
+from detpass.rewriting.verification import check_result, handle_uncovered, handle_unfinished
+from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment
+
+log = logging.getLogger(__name__)
+
+DECIDED = "detpass"
+"""Key of ``node.meta`` that holds the reason why a nondeterministic-looking node is left in place."""
+
+COPIED_META = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr", "partitioner_tag", "recompute",
+               "ac_graph_id", "custom", "autograd_backward")  # fmt: skip
+"""Metadata that replacement nodes inherit: the partitioner, checkpointing and error messages read it."""
+
+Hazard = Callable[[fx.Node, torch.device], "str | None"]
+"""Says why a node is nondeterministic on a device, or None when the catalogue does not list it."""
+
+
+@dataclass(frozen=True)
+class Rewriter:
+    """The rules, the catalogue and the policies of one compile, applied to any number of graphs."""
+
+    rules: RuleSet
+    hazard: Hazard
+    options: Options
+    scope: Callable[[torch.device], AbstractContextManager[None]] = nullcontext
+    """Entered around the tracing of a replacement with the device that code is generated for."""
+    finish: tuple[Callable[[fx.Graph], None], ...] = ()
+    """Functions over the rewritten graph, run last (sharing of common subexpressions among replacements)."""
+
+    def rewrite(self, graph: fx.Graph, report: Report) -> int:
+        """Rewrite ``graph`` in place, append a record a node to ``report`` and return the number of nodes replaced."""
+        backward = _backward_nodes(graph)
+        phase_of = _phase_namer(graph, backward)
+        replaced = 0
+        for node in list(graph.nodes):
+            if node.op != "call_function" or DECIDED in node.meta:
+                continue
+            replaced += self._visit(graph, node, phase_of(node), report)
+        if replaced:
+            for finish in self.finish:
+                finish(graph)
+            graph.lint()
+        return replaced
+
+    def _visit(self, graph: fx.Graph, node: fx.Node, phase: str, report: Report) -> int:
+        device = _device_of(node)
+        if device is None:
+            return 0
+        context = RuleContext(device=target_device(self.options, device))
+        refusals: list[NoMatch] = []
+        for rule in self.rules.for_target(node.target):
+            verdict = rule.match(node, context)
+            if isinstance(verdict, NoMatch):
+                log.debug("%s does not apply to %s: %s %s", rule.name, node.name, verdict.why.value, verdict.detail)
+                refusals.append(verdict)
+                continue
+            record = _record(node, phase, context.device, rule, verdict)
+            report.records.append(record)
+            log.info("%s", record)
+            if isinstance(verdict, Safe):
+                node.meta[DECIDED] = verdict.reason
+                return 0
+            self._replace(graph, node, rule, verdict, context)
+            return 1
+        why = self.hazard(node, context.device)
+        if why is not None:
+            refused = "; ".join(f"{r.why.value}: {r.detail}" for r in refusals)
+            record = _record(node, phase, context.device, None, None, reason=f"{why}{f' ({refused})' if refused else ''}")
+            report.records.append(record)
+            handle_uncovered(record, self.options)
+            node.meta[DECIDED] = f"uncovered, {self.options.on_uncovered}"
+        return 0
+
+    def _replace(self, graph: fx.Graph, node: fx.Node, rule: Rule, match: Match, context: RuleContext) -> None:
+        with self.scope(context.device):
+            subgraph, leaves = _trace_replacement(rule, match, node)
+        with graph.inserting_before(node):
+            result = _inline(graph, node, subgraph, leaves)
+        for inserted in result.inserted:
+            self._check_inserted(inserted, node, rule, match, context)
+        check_result(node, result.output, rule)
+        _reconnect(graph, node, result.output)
+
+    def _check_inserted(self, inserted: fx.Node, node: fx.Node, rule: Rule, match: Match, context: RuleContext) -> None:
+        if inserted.target in match.leaves:
+            inserted.meta[DECIDED] = match.leaves[inserted.target]
+            return
+        for other in self.rules.for_target(inserted.target):
+            verdict = other.match(inserted, context)
+            if isinstance(verdict, Safe):
+                inserted.meta[DECIDED] = verdict.reason
+                return
+            if isinstance(verdict, Match):
+                handle_unfinished(node, rule, inserted)
+        if self.hazard(inserted, context.device) is not None:
+            handle_unfinished(node, rule, inserted)
+
+
+@dataclass(frozen=True)
+class _Inlined:
+    inserted: list[fx.Node]
+    output: Any
+
+
+def _trace_replacement(rule: Rule, match: Match, node: fx.Node) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """Trace the replacement over the operands' fake values; returns the graph and the nodes its placeholders stand for."""
+    leaves: list[fx.Node] = []
+
+    def collect(operand: Any) -> Any:
+        if isinstance(operand, fx.Node):
+            if operand not in leaves:
+                leaves.append(operand)
+            return _Slot(leaves.index(operand))
+        if isinstance(operand, (list, tuple)):
+            return type(operand)(collect(item) for item in operand)
+        return operand
+
+    spec = [collect(operand) for operand in match.operands]
+
+    def function(*values: Any) -> Any:
+        def fill(item: Any) -> Any:
+            if isinstance(item, _Slot):
+                return values[item.position]
+            if isinstance(item, (list, tuple)):
+                return type(item)(fill(i) for i in item)
+            return item
+
+        return rule.replacement(*(fill(item) for item in spec), **match.parameters)
+
+    examples = [leaf.meta["val"] for leaf in leaves]
+    fake_mode = _torch_private.fake_mode_of(node.graph)
+    try:
+        with fake_mode:
+            subgraph = _torch_private.trace_subgraph(function, examples)
+    except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError) as error:
+        place = source_location(node)
+        raise RuleError(
+            f"the replacement of rule {rule.name!r} for {node.target}{f' at {place}' if place else ''} failed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return subgraph, leaves
+
+
+@dataclass(frozen=True)
+class _Slot:
+    position: int
+
+
+def _inline(graph: fx.Graph, node: fx.Node, subgraph: fx.GraphModule, leaves: list[fx.Node]) -> _Inlined:
+    env: dict[fx.Node, Any] = {}
+    sources = iter(leaves)
+    inserted: list[fx.Node] = []
+    root = graph.owning_module
+    for inner in subgraph.graph.nodes:
+        if inner.op == "placeholder":
+            env[inner] = next(sources)
+        elif inner.op == "output":
+            output = fx.node.map_arg(inner.args[0], lambda n: env[n])
+            return _Inlined(inserted, output)
+        elif inner.op == "get_attr":
+            env[inner] = _copy_attribute(graph, root, subgraph, inner)
+            _inherit(env[inner], node, inner)
+        else:
+            new = graph.node_copy(inner, lambda n: env[n])
+            _inherit(new, node, inner)
+            env[inner] = new
+            inserted.append(new)
+    raise AssertionError("an FX graph always ends in an output node")
+
+
+def _copy_attribute(graph: fx.Graph, root: Any, subgraph: fx.GraphModule, inner: fx.Node) -> fx.Node:
+    """A constant of the replacement becomes a constant of the graph under a fresh name."""
+    value = getattr(subgraph, inner.target)
+    number = 0
+    while hasattr(root, f"_detpass_constant{number}"):
+        if getattr(root, f"_detpass_constant{number}") is value:
+            break
+        number += 1
+    name = f"_detpass_constant{number}"
+    setattr(root, name, value)
+    return graph.get_attr(name)
+
+
+def _inherit(new: fx.Node, node: fx.Node, inner: fx.Node) -> None:
+    kept = {key: inner.meta[key] for key in ("val", "tensor_meta") if key in inner.meta}
+    new.meta = {**{key: node.meta[key] for key in COPIED_META if key in node.meta}, **kept}
+
+
+def _reconnect(graph: fx.Graph, node: fx.Node, output: Any) -> None:
+    if isinstance(output, (list, tuple)):
+        for user in list(node.users):
+            user.replace_all_uses_with(output[user.args[1]])
+            graph.erase_node(user)
+    else:
+        node.replace_all_uses_with(output)
+    graph.erase_node(node)
+
+
+def _device_of(node: fx.Node) -> torch.device | None:
+    for candidate in (node, *node.all_input_nodes):
+        value = candidate.meta.get("val")
+        for leaf in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(leaf, torch.Tensor):
+                return leaf.device
+    return None
+
+
+def _backward_nodes(graph: fx.Graph) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if "tangents" in str(node.target):
+                found.add(node)
+        elif any(parent in found for parent in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _phase_namer(graph: fx.Graph, backward: set[fx.Node]) -> Callable[[fx.Node], str]:
+    joint = any(node.op == "placeholder" for node in backward)
+    return lambda node: ("backward" if node in backward else "forward") if joint else "inference"
+
+
+def _record(
+    node: fx.Node, phase: str, device: torch.device, rule: Rule | None, verdict: Match | Safe | None, reason: str = ""
+) -> Record:
+    value = node.meta.get("val")
+    tensor = value if isinstance(value, torch.Tensor) else None
+    if isinstance(verdict, Match):
+        treatment, reason = verdict.treatment, verdict.reason
+    elif isinstance(verdict, Safe):
+        treatment, reason = Treatment.SAFE, verdict.reason
+    else:
+        treatment = Treatment.UNCOVERED
+    return Record(
+        op=str(node.target),
+        node=node.name,
+        treatment=treatment,
+        rule=None if rule is None else rule.name,
+        reason=reason,
+        location=source_location(node),
+        phase=phase,
+        device=device.type,
+        dtype=None if tensor is None else str(tensor.dtype).removeprefix("torch."),
+        shape=None if tensor is None else tuple(map(str, tensor.shape)),
+        module=_module_path(node.meta),
+    )
+
+
+def _module_path(meta: Mapping[str, Any]) -> str | None:
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+    if not stack:
+        return None
+    path = list(stack.values())[-1][0]
+    for prefix in ("L['self'].", "L['self']", "self."):
+        path = path.removeprefix(prefix)
+    return path or None
+
+
+__all__ = ["DECIDED", "Hazard", "Inapplicable", "Rewriter"]

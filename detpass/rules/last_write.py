@@ -1,0 +1,155 @@
+"""Plain writes whose index may repeat: the last write in index order wins.
+
+Before: ``index_put(dest, [i], values, False)``, ``scatter(dest, dim, i, src)``, ``index_copy(dest, dim, i, source)``:
+of several writers of one place an arbitrary one is last.
+After: the same write of ``values[last_positions(i)]``: each writer carries the value of the last one, so that it does
+not matter who is last, and Inductor's in-place store and fusion are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from detpass import segment
+from detpass.graph_query import argument, label, tensor_of
+from detpass.proofs.injective import distinct, index_map
+from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Verdict
+from detpass.rules.canonical import (
+    canonical,
+    check_values,
+    constant_along_index,
+    expand_masks,
+    index_dims,
+    is_mask,
+    is_single,
+    result_shape,
+)
+from detpass.rules.index_add import check_slices, slices
+from detpass.rules.scatter_form import canonical_scatter, check_shapes, row_index, scatter_dim
+
+aten = torch.ops.aten
+
+EQUAL_WRITERS = "all writers of one place carry the value of the last one"
+REASON = "places may repeat and the last writer is arbitrary"
+
+
+class IndexPutLastWrite(Rule):
+    """``index_put`` with ``accumulate=False``: see the module."""
+
+    name = "index_put_last_write"
+    targets = (aten.index_put.default, aten._unsafe_index_put.default)
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        if argument(node, "accumulate"):
+            return NoMatch(Inapplicable.ARGUMENT, node, "accumulate=True")
+        dest, values = tensor_of(node.args[0]), tensor_of(node.args[2])
+        indices: list[Any] = list(node.args[1])  # type: ignore[arg-type]
+        assert dest is not None and values is not None
+        masks = [index for index in indices if is_mask(index)]
+        others = [v for index in indices if not is_mask(index) and (v := tensor_of(index)) is not None]
+        if all(is_single(v) for v in others):
+            if len(masks) == 1:
+                return Safe("a mask selects each place once")
+            if masks:
+                return NoMatch(Inapplicable.INDEX_FORM, node, "several masks and no index tensor of known length")
+        if not masks:
+            shape = result_shape(dest, indices)
+            if shape is None:
+                return NoMatch(Inapplicable.SHAPE, node, "the index tensors do not broadcast")
+            check_values(node, values, shape)
+            tensors = [index for index in indices if index is not None]
+            broadcast = torch.broadcast_shapes(*[tensor_of(t).shape for t in tensors])  # type: ignore[union-attr]
+            unique = distinct(tensors, broadcast)
+            if unique is not None:
+                return Safe(unique)
+            if constant_along_index(values, shape, *index_dims(dest, indices)):
+                return Safe("all writers of one place carry equal values")
+        return Match(
+            operands=(node.args[0], indices, node.args[2]),
+            parameters={"op": label(node)},
+            reason=REASON,
+            leaves={aten.index_put.default: EQUAL_WRITERS},
+        )
+
+    def replacement(self, dest: Tensor, indices: list[Tensor | None], values: Tensor, op: str) -> Tensor:
+        indices = expand_masks(indices)
+        form = canonical(dest, indices, values, True, op)
+        last = segment.last_positions(form.index, form.num_segments, True, op)
+        rows = form.spread(form.source.index_select(1, last))
+        return aten.index_put.default(dest, indices, rows, False)
+
+
+class ScatterLastWrite(Rule):
+    """``scatter`` of a tensor or a value: see the module."""
+
+    name = "scatter_last_write"
+    targets = (aten.scatter.src, aten.scatter.value)
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        dest, index, src = (tensor_of(node.args[i]) for i in (0, 2, 3))
+        assert dest is not None and index is not None
+        dim = scatter_dim(node)
+        check_shapes(node, dest, index, src, dim)
+        if src is None:
+            return Safe("all writers of one place carry equal values")
+        if isinstance(index.numel(), int) and index.numel() <= 1:
+            return Safe("at most one element is written")
+        if isinstance(index.shape[dim], int) and index.shape[dim] == 1:
+            return Safe("one element is written along the dimension")
+        unique = _unique_along(node.args[2], index, dim)
+        if unique is not None:
+            return Safe(unique)
+        if all(size == 1 or src.stride(d) == 0 for d, size in enumerate(src.shape) if d == dim):
+            return Safe("all writers of one place carry equal values")
+        return Match(
+            operands=(node.args[0], node.args[2], node.args[3]),
+            parameters={"dim": dim, "rows": dest.dim() > 0 and row_index(index, dest, dim), "op": label(node)},
+            reason=REASON,
+            leaves={aten.scatter.src: EQUAL_WRITERS},
+        )
+
+    def replacement(self, dest: Tensor, index: Tensor, src: Tensor, dim: int, rows: bool, op: str) -> Tensor:
+        form = canonical_scatter(dest, dim, index, src, rows, op)
+        last = segment.last_positions(form.index, form.num_segments, False, op)
+        return aten.scatter.src(dest, dim, index, form.spread(form.source.index_select(1, last)))
+
+
+class IndexCopy(Rule):
+    """``index_copy``, kept whole so that a negative index is refused as in eager: see the module."""
+
+    name = "index_copy"
+    targets = (aten.index_copy.default,)
+    kept_whole = targets
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        dest, index, source = (tensor_of(node.args[i]) for i in (0, 2, 3))
+        assert dest is not None and index is not None and source is not None
+        dim = int(node.args[1]) % max(dest.dim(), 1)  # type: ignore[call-overload]
+        check_slices(node, dest, index, source, dim)
+        return Match(
+            operands=(node.args[0], node.args[2], node.args[3]),
+            parameters={"dim": dim, "op": label(node)},
+            reason=REASON,
+            leaves={aten.index_put.default: EQUAL_WRITERS},
+        )
+
+    def replacement(self, dest: Tensor, index: Tensor, source: Tensor, dim: int, op: str) -> Tensor:
+        dest3, flat, source3 = slices(dest, index, source, dim)
+        last = segment.last_positions(flat, dest3.shape[1], False, op)
+        rows = source3.index_select(1, last)
+        return aten.index_put.default(dest3, [None, flat], rows, False).reshape(dest.shape)
+
+
+def _unique_along(node: Any, index: Tensor, dim: int) -> str | None:
+    """Whether the elements of ``index`` along ``dim`` are all different, the other coordinates being equal."""
+
+
+    found = index_map(node)
+    if found is None or dim not in found.dims or not found.given <= set(range(index.dim())) - {dim}:
+        return None
+    return f"the index is unique along the dimension ({found.source})"
+
+
