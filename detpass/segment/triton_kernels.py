@@ -1,0 +1,289 @@
+"""The canonical segment sum on CUDA: a chain of Triton kernels over ``perm`` and ``offsets``, one a level.
+
+``triton_level.py`` holds the kernel and explains the addressing, ``triton_plan.py`` makes ``perm`` and ``offsets``.
+The gather through ``perm`` is part of the kernel: no sorted copy of the rows exists. Importing this file needs no triton.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from detpass.segment.constants import CHUNK_ROWS, FAN_IN
+from detpass.segment.reference import REDUCTIONS, check_supported, identity
+from detpass.segment.triton_plan import sorted_plan
+
+__all__ = ["Level", "Tile", "levels", "segment_sum_sorted", "sorted_plan", "tile_for"]
+
+Size = int | torch.SymInt
+
+_THREADS = 128
+_LOAD_BYTES = 16
+_UNKNOWN_ROWS = 2**32
+_DERIVED = ("mean", "last")
+_TRITON_RELEASES = "torch 2.11: triton 3.6, 2.12 and 2.13: triton 3.7, 2.14: triton 3.8"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel is cut into programs of 128 threads. No choice here can change a bit of the result."""
+
+    block_r: int
+    """Chunks of one program."""
+    block_d: int
+    """Columns of one program."""
+    unroll: int = 4
+    """Members of a chunk whose loads are in flight together."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of the canonical order for ``N`` rows."""
+
+    below: int
+    """Rows that one item stands for, 0 for the rows themselves."""
+    span: int
+    """Rows that one chunk stands for."""
+    fan: int
+    """Items of a chunk."""
+    last: bool
+    """Whether every segment is finished after this level."""
+
+
+def levels(num_rows: Size, chunk_rows: int = CHUNK_ROWS, fan_in: int = FAN_IN) -> tuple[Level, ...]:
+    """Return the levels that ``num_rows`` rows in one segment would need. A symbolic size is guarded to a range."""
+    found: list[Level] = []
+    below, span, fan = 0, chunk_rows, chunk_rows
+    while True:
+        last = not _exceeds(num_rows, span)
+        found.append(Level(below, span, fan, last))
+        if last:
+            return tuple(found)
+        below, span, fan = span, span * fan_in, fan_in
+
+
+def _exceeds(num_rows: Size, span: int) -> bool:
+    if isinstance(num_rows, int):
+        return num_rows > span
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+    return span < _UNKNOWN_ROWS and bool(guard_or_true(num_rows > span))  # a size that depends on data: all levels
+
+
+def tile_for(columns: int, item_bytes: int) -> Tile:
+    """Choose the tile for rows of ``columns`` values: the widest load that divides a row, at most one warp across it."""
+    vector = math.gcd(_LOAD_BYTES // item_bytes, columns)
+    block_d = min(1 << (columns - 1).bit_length(), 32 * vector)
+    return Tile(max(1, _THREADS * vector // block_d), block_d)
+
+
+def _triton_level() -> Any:
+    try:
+        from detpass.segment import triton_level
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] != "triton":
+            raise
+        raise ImportError(
+            "detpass needs triton for CUDA and found none: pip install 'detpass[triton]', or the release that goes "
+            f"with torch {torch.__version__} ({_TRITON_RELEASES})",
+            name="triton",
+        ) from error
+    return triton_level
+
+
+def interpreted() -> bool:
+    """Whether the kernels run in Triton's interpreter (TRITON_INTERPRET=1 when triton was imported)."""
+    return type(_triton_level().segment_level).__name__ == "InterpretedFunction"
+
+
+def _plain(kernel: Any) -> Any:
+    return kernel
+
+
+def launches(
+    source: Tensor,
+    perm: Tensor,
+    offsets: Tensor,
+    reduce: str,
+    out_dtype: torch.dtype,
+    wrap: Callable[[Any], Any] = _plain,
+    tile: Tile | None = None,
+    chunk_rows: int = CHUNK_ROWS,
+    fan_in: int = FAN_IN,
+) -> Tensor:
+    """Launch the levels for ``source: [B, N, D]`` (real, contiguous) and return ``[B, S, D]`` of ``out_dtype``.
+
+    ``tile``, ``chunk_rows`` and ``fan_in`` are for measurements and tests; the last two change the bits.
+    """
+    kernel = _triton_level().segment_level
+    batch, num_rows, columns = source.shape
+    num_segments = offsets.shape[0] - 1
+    out = torch.empty((batch, num_segments, columns), dtype=out_dtype, device=source.device)
+    if 0 in (columns, num_segments if isinstance(num_segments, int) else 1, batch if isinstance(batch, int) else 1):
+        return out
+    accumulate = _accumulator(source.dtype)
+    current, current_rows = source, source.shape[1]
+    for level in levels(num_rows, chunk_rows, fan_in):
+        shape = tile or tile_for(columns, current.element_size())
+        firsts = num_segments if level.below == 0 else num_rows // (level.below + 1)
+        tiles = _ceil_div(firsts + num_rows // level.span, shape.block_r)
+        column_blocks = _ceil_div(columns, shape.block_d)
+        partial_rows = num_rows // (level.span + 1) + num_rows // level.span
+        partial = current  # a kernel of the last level writes no partials
+        if not level.last:
+            partial = torch.empty((batch, partial_rows, columns), dtype=accumulate, device=source.device)
+        wrap(kernel)[(tiles * column_blocks * batch,)](
+            current,
+            perm,
+            offsets,
+            partial,
+            out,
+            num_segments,
+            num_rows,
+            current_rows,
+            partial_rows,
+            tiles,
+            D=columns,
+            BELOW=level.below,
+            SPAN=level.span,
+            FAN=level.fan,
+            LAST=level.last,
+            REDUCE=reduce,
+            IDENTITY=_integer_identity(source.dtype, reduce),
+            ACC=_language_dtype(accumulate),
+            BLOCK_R=shape.block_r,
+            BLOCK_D=shape.block_d,
+            COLUMN_BLOCKS=column_blocks,
+            UNROLL=shape.unroll,
+            INTERPRETED=interpreted(),
+        )
+        current, current_rows = partial, partial_rows
+    return out
+
+
+def _integer_identity(dtype: torch.dtype, reduce: str) -> int:
+    """The kernel writes infinities itself: their Python form does not survive as text in generated code."""
+    return 0 if dtype.is_floating_point and reduce in ("amax", "amin") else int(identity(dtype, reduce))
+
+
+def _ceil_div(size: Any, divisor: int) -> Any:
+    return (size + (divisor - 1)) // divisor
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype inside the kernel. Integers wrap around, so any width that is not narrower gives the same result."""
+    if dtype.is_floating_point:
+        return torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.int64
+
+
+def _language_dtype(dtype: torch.dtype) -> Any:
+    import triton.language as tl
+
+    return {torch.float32: tl.float32, torch.float64: tl.float64, torch.int64: tl.int64}[dtype]
+
+
+def _real_form(source: Tensor, reduce: str, out_dtype: torch.dtype) -> tuple[Tensor, str, torch.dtype]:
+    """Complex values as pairs of columns; bool as bytes, where a sum is "any" and a product "all"."""
+    if source.dtype.is_complex:
+        pairs = torch.view_as_real(source.resolve_conj()).flatten(-2)
+        return pairs, reduce, torch.float64 if out_dtype == torch.complex128 else torch.float32
+    if source.dtype == torch.bool:
+        return source.to(torch.uint8), {"sum": "amax", "prod": "amin"}.get(reduce, reduce), torch.uint8
+    return source, reduce, out_dtype
+
+
+def _body(
+    source: Tensor,
+    perm: Tensor,
+    offsets: Tensor,
+    reduce: str,
+    out_dtype: torch.dtype,
+    wrap: Callable[[Any], Any],
+) -> Tensor:
+    real, how, real_out = _real_form(source, reduce, out_dtype)
+    total = launches(real.contiguous(), perm.contiguous(), offsets.contiguous(), how, real_out, wrap)
+    if source.dtype.is_complex:
+        return torch.view_as_complex(total.unflatten(-1, (source.shape[-1], 2)))
+    return total.to(torch.bool) if source.dtype == torch.bool else total
+
+
+def segment_sum_sorted(
+    source: Tensor, perm: Tensor, offsets: Tensor, reduce: str = "sum", out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Accumulate the rows of each segment in the canonical order, on CUDA.
+
+    ``source: [B, N, D]`` or ``[N, D]``; ``perm: int[N]`` and ``offsets: int[S + 1]`` of a stable sort
+    (:func:`sorted_plan`), shared by the whole batch. ``reduce`` is ``sum``, ``prod``, ``amax``, ``amin``, ``mean`` (the
+    total divided by the count) or ``last`` (the last member's bits). Returns ``[B, S, D]`` (``[S, D]``) of
+    ``out_dtype``, by default the source's dtype; pass the accumulation dtype to go on in it. An empty segment has the
+    identity; for ``mean`` and ``last`` that is 0.
+
+    The bits depend on the operands alone: not on the device model, the tile, the batch or neighbouring segments. Sizes
+    may be symbolic except ``D``; nothing is read back to the host. float16 and bfloat16 accumulate in float32,
+    complex numbers by component, integers wrap around, bool takes any / all.
+
+    Raises TypeError or ValueError for operands without a meaning, TypeError for products of complex numbers (the
+    compiler could contract them; ``segment/fallback.py`` computes them), ImportError without triton.
+    """
+    result_dtype = source.dtype if out_dtype is None else out_dtype
+    _check(source, perm, offsets, reduce, result_dtype)
+    if reduce == "mean":
+        return _mean(source, perm, offsets, result_dtype)
+    if reduce == "last":
+        return _last(source, perm, offsets).to(result_dtype)
+    if source.dim() == 2:
+        return segment_sum_sorted(source.unsqueeze(0), perm, offsets, reduce, result_dtype).squeeze(0)
+    if not torch.compiler.is_dynamo_compiling():
+        from detpass import _torch_private
+
+        if _torch_private.traces_functional_graph():
+            return _torch_private.functionalized(_traced)(source, perm, offsets, reduce, result_dtype)
+    result: Tensor = _operator(source, perm, offsets, reduce, result_dtype)
+    return result
+
+
+def _mean(source: Tensor, perm: Tensor, offsets: Tensor, result_dtype: torch.dtype) -> Tensor:
+    accumulate = source.dtype if source.dtype.is_complex else _accumulator(source.dtype)
+    total = segment_sum_sorted(source, perm, offsets, "sum", accumulate)
+    count = (offsets[1:] - offsets[:-1]).clamp(min=1).unsqueeze(-1)
+    return (total / count.to(accumulate.to_real())).to(result_dtype)
+
+
+def _last(source: Tensor, perm: Tensor, offsets: Tensor) -> Tensor:
+    count = (offsets[1:] - offsets[:-1]).unsqueeze(-1)
+    if isinstance(perm.shape[0], int) and perm.shape[0] == 0:
+        return source.new_zeros((*source.shape[:-2], count.shape[0], source.shape[-1]))
+    rows = perm[(offsets[1:] - 1).clamp(min=0)]
+    return torch.where(count > 0, source.index_select(-2, rows), torch.zeros((), dtype=source.dtype, device=source.device))
+
+
+def _check(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str, result_dtype: torch.dtype) -> None:
+    if source.dim() not in (2, 3) or perm.dim() != 1 or offsets.dim() != 1:
+        shapes = f"source {tuple(source.shape)}, perm {tuple(perm.shape)}, offsets {tuple(offsets.shape)}"
+        raise ValueError(f"segment_sum_sorted takes source [B, N, D] or [N, D], perm [N], offsets [S + 1]; got {shapes}")
+    if reduce not in (*_DERIVED, *REDUCTIONS):
+        raise ValueError(f"reduce={reduce!r} is not one of {', '.join((*REDUCTIONS, *_DERIVED))}")
+    check_supported(source.dtype, "sum" if reduce in _DERIVED else reduce)
+    if reduce == "mean" and not (source.dtype.is_floating_point or source.dtype.is_complex):
+        raise TypeError(f"mean of {source.dtype}: a mean of integers has to be rounded; convert to a floating dtype first")
+    if reduce == "prod" and source.dtype.is_complex:
+        raise TypeError(f"prod of {source.dtype} has no CUDA kernel; detpass.segment.fallback computes it")
+    if result_dtype.is_complex != source.dtype.is_complex:
+        raise TypeError(f"segment_sum_sorted of {source.dtype} into {result_dtype}: one is complex, the other is not")
+
+
+def _traced(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str, out_dtype: torch.dtype) -> Tensor:
+    kernel_wrapper = _plain if interpreted() else torch.library.wrap_triton
+    return _body(source, perm, offsets, reduce, out_dtype, kernel_wrapper)
+
+
+@torch.library.triton_op("detpass::segment_sum_sorted", mutates_args=())
+def _operator(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str, out_dtype: torch.dtype) -> Tensor:
+    """The registered form: eager code launches it, AOTAutograd and torch.export decompose it to its kernels."""
+    return _traced(source, perm, offsets, reduce, out_dtype)

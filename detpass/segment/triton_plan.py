@@ -1,0 +1,73 @@
+"""``index -> (perm, offsets)`` for CUDA in plain torch operations: what a compiler can fuse, capture and share.
+
+Neighbours: ``plan.py`` (the same on a CPU), ``triton_kernels.py`` (what is done with the result).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from detpass.segment.constants import INDEX_DTYPES, skipped_value
+
+_KEY_RANGES = ((torch.uint8, 2**8), (torch.int16, 2**16))
+
+
+def key_dtype(num_segments: int | torch.SymInt) -> tuple[torch.dtype, int]:
+    """Return the narrowest sort key for ``num_segments`` segments and two more values, and the shift that fits it.
+
+    ``torch.sort`` on CUDA is a radix sort over every bit of the key's type, so the width decides its time: one pass
+    over the rows for uint8, two for int16, four for int32, eight for int64. A symbolic size is tested against the
+    int32 limit alone (one guard that always holds), never against the narrow ranges.
+    """
+    if isinstance(num_segments, int):
+        for dtype, values in _KEY_RANGES:
+            if num_segments + 2 <= values:
+                return dtype, int(torch.iinfo(dtype).min)
+    return (torch.int32 if _fits(num_segments, 2**31 - 2) else torch.int64), 0
+
+
+def offsets_dtype(num_rows: int | torch.SymInt) -> torch.dtype:
+    """Return the dtype of ``offsets``: int32 unless ``num_rows`` rows need more."""
+    return torch.int32 if _fits(num_rows, 2**31 - 1) else torch.int64
+
+
+def _fits(size: int | torch.SymInt, limit: int) -> bool:
+    if isinstance(size, int):
+        return size <= limit
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return bool(guard_or_false(size <= limit))  # a size that depends on data takes the wide type
+
+
+def sorted_plan(
+    index: Tensor, num_segments: int | torch.SymInt, wrap: bool = False, op: str = "segment sum"
+) -> tuple[Tensor, Tensor]:
+    """Return ``perm: int64[N]`` and ``offsets: int32[S + 1]`` (int64 from 2**31 rows on) of a stable sort of ``index``.
+
+    ``index: int32[N]`` or ``int64[N]``. Segment ``s`` has the members ``perm[offsets[s]:offsets[s + 1]]``, in
+    increasing position. Rows whose index is the smallest value of its dtype are skipped: they stand behind every
+    segment in ``perm``. With ``wrap`` an index in ``[-S, 0)`` counts from the end.
+
+    The result depends on the index alone. Nothing is read back to the host, so it can be traced with symbolic sizes and
+    captured in a CUDA graph. An index out of range fails a device-side assertion that names ``op`` and the size; its
+    row belongs to no segment, so it cannot reach memory outside the result. Raises TypeError for another index dtype.
+    """
+    if index.dtype not in INDEX_DTYPES:
+        known = ", ".join(str(dtype) for dtype in INDEX_DTYPES)
+        raise TypeError(f"{op}: the index has dtype {index.dtype}, expected one of {known}; convert it with .to(torch.int64)")
+    keys, shift = key_dtype(num_segments)
+    skipped = index == skipped_value(index.dtype)
+    segment = torch.where(index < 0, index + num_segments, index) if wrap else index
+    outside = (segment < 0) | (segment >= num_segments)
+    key = torch.where(skipped, num_segments, torch.where(outside, num_segments + 1, segment))
+    # In int64 before it is narrowed: the two virtual segments need not fit the index's own dtype.
+    key = (key.to(torch.int64) + shift).to(keys)
+    ordered, perm = torch.sort(key, stable=True)
+    bounds = (torch.arange(num_segments + 2, device=index.device) + shift).to(keys)
+    narrow = offsets_dtype(index.shape[0]) == torch.int32
+    offsets = torch.searchsorted(ordered, bounds, out_int32=narrow)
+    size = f"size {num_segments}" if isinstance(num_segments, int) else "the size of its dimension"
+    message = f"{op}: an index is out of bounds for {size}"
+    torch.ops.aten._assert_async.msg(offsets[num_segments + 1] == index.shape[0], message)
+    return perm, offsets[: num_segments + 1]
