@@ -19,6 +19,7 @@ import torch
 
 from detpass.errors import BitsDifferError
 from detpass.reproducibility.digests import digest, digests
+from detpass.reproducibility.flattening import walk
 from detpass.reproducibility.targets import load_target
 
 _CHILD = "import sys; from detpass.reproducibility.processes import _child; _child(*sys.argv[1:])"
@@ -34,6 +35,8 @@ class ProcessRun:
     """The digest of all that the function returned."""
     entries: Mapping[str, str]
     """The digest of each tensor and value of it by path."""
+    values: Mapping[str, str | int | float | bool]
+    """The plain values of it by path, as they are."""
 
 
 def run_in_process(
@@ -59,7 +62,7 @@ def run_in_process(
         child_environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **(environment or {})}
         subprocess.run(command, check=True, env=child_environment, timeout=timeout)
         read = json.loads(answer.read_text(encoding="utf-8"))
-    return ProcessRun(threads, read["digest"], read["entries"])
+    return ProcessRun(threads, read["digest"], read["entries"], read["values"])
 
 
 def compare_processes(
@@ -84,4 +87,7 @@ def _child(request_text: str, answer: str) -> None:
     function = load_target(request["target"])
     torch.manual_seed(request["seed"])
     result = function(**request["arguments"])
-    Path(answer).write_text(json.dumps({"digest": digest(result), "entries": digests(result)}), encoding="utf-8")
+    plain = {path: value for path, value in walk(result) if isinstance(value, (str, int, float, bool))}
+    values = {path: value for path, value in plain.items() if not path.endswith("#")}
+    message = {"digest": digest(result), "entries": digests(result), "values": values}
+    Path(answer).write_text(json.dumps(message), encoding="utf-8")
