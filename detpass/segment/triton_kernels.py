@@ -1,7 +1,7 @@
 """The canonical segment sum on CUDA: a chain of Triton kernels over ``perm`` and ``offsets``, one a level.
 
 ``triton_level.py`` holds the kernel and explains the addressing, ``triton_plan.py`` makes ``perm`` and ``offsets``.
-The gather through ``perm`` is part of the kernel: no sorted copy of the rows exists. Importing this file needs no triton.
+The gather through ``perm`` is part of the kernel: no sorted copy of the rows exists. Triton is imported on first use.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _exceeds(num_rows: Size, span: int) -> bool:
 
 
 def tile_for(columns: int, item_bytes: int) -> Tile:
-    """Choose the tile for rows of ``columns`` values: the widest load that divides a row, at most one warp across it."""
+    """Choose the tile for rows of ``columns`` values: the widest load that divides a row, a warp across it at most."""
     vector = math.gcd(_LOAD_BYTES // item_bytes, columns)
     block_d = min(1 << (columns - 1).bit_length(), 32 * vector)
     return Tile(max(1, _THREADS * vector // block_d), block_d)
@@ -260,18 +260,18 @@ def _last(source: Tensor, perm: Tensor, offsets: Tensor) -> Tensor:
     if isinstance(perm.shape[0], int) and perm.shape[0] == 0:
         return source.new_zeros((*source.shape[:-2], count.shape[0], source.shape[-1]))
     rows = perm[(offsets[1:] - 1).clamp(min=0)]
-    return torch.where(count > 0, source.index_select(-2, rows), torch.zeros((), dtype=source.dtype, device=source.device))
+    return torch.where(count > 0, source.index_select(-2, rows), source.new_zeros(()))
 
 
 def _check(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str, result_dtype: torch.dtype) -> None:
     if source.dim() not in (2, 3) or perm.dim() != 1 or offsets.dim() != 1:
         shapes = f"source {tuple(source.shape)}, perm {tuple(perm.shape)}, offsets {tuple(offsets.shape)}"
-        raise ValueError(f"segment_sum_sorted takes source [B, N, D] or [N, D], perm [N], offsets [S + 1]; got {shapes}")
+        raise ValueError(f"expected source [B, N, D] or [N, D], perm [N] and offsets [S + 1]; got {shapes}")
     if reduce not in (*_DERIVED, *REDUCTIONS):
         raise ValueError(f"reduce={reduce!r} is not one of {', '.join((*REDUCTIONS, *_DERIVED))}")
     check_supported(source.dtype, "sum" if reduce in _DERIVED else reduce)
     if reduce == "mean" and not (source.dtype.is_floating_point or source.dtype.is_complex):
-        raise TypeError(f"mean of {source.dtype}: a mean of integers has to be rounded; convert to a floating dtype first")
+        raise TypeError(f"mean of {source.dtype}: it would have to be rounded; convert to a floating dtype first")
     if reduce == "prod" and source.dtype.is_complex:
         raise TypeError(f"prod of {source.dtype} has no CUDA kernel; detpass.segment.fallback computes it")
     if result_dtype.is_complex != source.dtype.is_complex:

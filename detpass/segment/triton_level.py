@@ -1,4 +1,6 @@
-"""One level of the canonical order as a Triton kernel. Importing this file needs triton; ``triton_kernels.py`` does it late.
+"""One level of the canonical order as a Triton kernel.
+
+Importing this file needs triton; ``triton_kernels.py`` does it late.
 
 Nothing about the segments is tabulated beforehand. With ``n`` the members of a segment, ``start`` the first of them in
 ``perm`` and ``span`` the rows that one chunk of this level stands for, every address is a closed form of ``start``:
@@ -6,7 +8,7 @@ Nothing about the segments is tabulated beforehand. With ``n`` the members of a 
 * an *entry* of the level is one chunk. Level 0 has an entry for each segment (its first chunk, also when it is empty)
   and ``N // span`` entries for all the other chunks: chunk ``c >= 1`` of a segment is entry
   ``start // span + c - 1`` of those, and that entry belongs to the segment that holds row ``(entry + 1) * span - 1``.
-  Two chunks never meet, because the multiples of ``span`` in ``(start, start + n]`` number at least ``ceil(n / span) - 1``.
+  Two chunks never meet: there are at least ``ceil(n / span) - 1`` multiples of ``span`` in ``(start, start + n]``.
 * above level 0 only segments of more than ``below`` rows take part (``below`` is the span of the level beneath). Their
   first chunks are the ``N // (below + 1)`` leading entries, one being ``start // (below + 1)``.
 * the partials of a segment of more than ``span`` rows lie at ``start // (span + 1) + start // span + c``.
@@ -39,7 +41,7 @@ def _widen(value, ACC: tl.constexpr, INTERPRETED: tl.constexpr):  # type: ignore
 @triton.jit
 def _narrow(value, OUT: tl.constexpr, INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
     if INTERPRETED:  # the interpreter truncates float32 to bfloat16 where it should round to nearest even
-        if OUT == tl.bfloat16:
+        if tl.bfloat16 == OUT:
             bits = value.to(tl.uint32, bitcast=True)
             return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
         else:
@@ -54,11 +56,11 @@ def _finish(value, OUT: tl.constexpr, INTERPRETED: tl.constexpr):  # type: ignor
     narrow = _narrow(value, OUT, INTERPRETED)
     if OUT.is_floating():
         nan = value != value
-        if OUT == tl.float64:
+        if tl.float64 == OUT:
             bits = tl.where(nan, 0x7FF8000000000000, narrow.to(tl.int64, bitcast=True))
-        elif OUT == tl.float32:
+        elif tl.float32 == OUT:
             bits = tl.where(nan, 0x7FC00000, narrow.to(tl.int32, bitcast=True))
-        elif OUT == tl.bfloat16:
+        elif tl.bfloat16 == OUT:
             bits = tl.where(nan, 0x7FC0, narrow.to(tl.int16, bitcast=True)).to(tl.int16)
         else:
             bits = tl.where(nan, 0x7E00, narrow.to(tl.int16, bitcast=True)).to(tl.int16)
@@ -96,19 +98,6 @@ def _combine(left, right, REDUCE: tl.constexpr):  # type: ignore[no-untyped-def]
     else:
         picked = tl.where((left < right) | (left != left), left, right)
         return tl.where(left == right, _tie(left, right, False), picked)
-
-
-@triton.jit
-def _segment_of(offsets, last, position):  # type: ignore[no-untyped-def]
-    """The largest ``i`` in ``[0, last]`` with ``offsets[i] < position``: the segment that holds row ``position - 1``."""
-    segment = position * 0
-    size = last + 1
-    while size > 1:
-        half = size // 2
-        bound = tl.load(offsets + segment + half).to(tl.int64)
-        segment = tl.where(bound < position, segment + half, segment)
-        size -= half
-    return segment
 
 
 @triton.jit(do_not_specialize=["num_segments", "num_rows", "source_rows", "partial_rows", "tiles"])
@@ -150,14 +139,22 @@ def segment_level(  # type: ignore[no-untyped-def]
 
     if BELOW == 0:
         firsts = zero + num_segments
-        segment = entry
-        if (tile + 1) * BLOCK_R > num_segments:  # only the tiles past the first chunks have to search
-            found = _segment_of(offsets, num_segments, (entry - firsts + 1) * SPAN)
-            segment = tl.where(entry < firsts, entry, found)
+        position = (entry - firsts + 1) * SPAN
+        size = tl.where((tile + 1) * BLOCK_R > num_segments, num_segments + 1, 1)  # first chunks need no search
     else:
         firsts = (zero + num_rows) // (BELOW + 1)
         position = tl.where(entry < firsts, (entry + 1) * (BELOW + 1), (entry - firsts + 1) * SPAN)
-        segment = _segment_of(offsets, num_segments, position)
+        size = num_segments + 1
+    # The last segment that starts before ``position``. Written out here: torch's analysis of what a kernel writes would
+    # take ``offsets`` for an output if a function returned the result.
+    segment = tl.zeros((BLOCK_R, 1), tl.int64)
+    while size > 1:
+        half = size // 2
+        bound = tl.load(offsets + segment + half).to(tl.int64)
+        segment = tl.where(bound < position, segment + half, segment)
+        size -= half
+    if BELOW == 0:
+        segment = tl.where(entry < firsts, entry, segment)
     is_first = entry < firsts
     live = (entry < firsts + (zero + num_rows) // SPAN) & (segment < num_segments)
     start = tl.load(offsets + segment, mask=live, other=0).to(tl.int64)

@@ -54,8 +54,8 @@ def sorted_plan(
     row belongs to no segment, so it cannot reach memory outside the result. Raises TypeError for another index dtype.
     """
     if index.dtype not in INDEX_DTYPES:
-        known = ", ".join(str(dtype) for dtype in INDEX_DTYPES)
-        raise TypeError(f"{op}: the index has dtype {index.dtype}, expected one of {known}; convert it with .to(torch.int64)")
+        known = " or ".join(str(dtype) for dtype in INDEX_DTYPES)
+        raise TypeError(f"{op}: the index has dtype {index.dtype}, expected {known}; convert it with .to(torch.int64)")
     keys, shift = key_dtype(num_segments)
     skipped = index == skipped_value(index.dtype)
     segment = torch.where(index < 0, index + num_segments, index) if wrap else index
