@@ -98,7 +98,7 @@ def planned_accumulate_(dest: Tensor, perm: Tensor, offsets: Tensor, source: Ten
     check_supported(source.dtype, reduce)
     rows, totals = planned_totals(source, perm, offsets, reduce)
     combined = combiner(source.dtype, reduce)(dest[:, rows].to(totals.dtype), totals)
-    dest[:, rows] = canonical_nan(combined).to(dest.dtype)
+    dest[:, rows] = canonical_nan(combined.to(dest.dtype))
     return dest
 
 
@@ -108,7 +108,7 @@ def planned_reduce(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str) -
     shape = (source.shape[0], offsets.numel() - 1, source.shape[2])
     result = torch.full(shape, identity(source.dtype, reduce), dtype=source.dtype, device=source.device)
     rows, totals = planned_totals(source, perm, offsets, reduce)
-    result[:, rows] = canonical_nan(totals).to(source.dtype)
+    result[:, rows] = canonical_nan(totals.to(source.dtype))
     return result
 
 

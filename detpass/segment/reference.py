@@ -143,7 +143,7 @@ def segment_accumulate(
             total = _total([source[:, i].to(compute) for i in members], start, combine)
             if dest is not None:
                 total = combine(dest[:, segment].to(compute), total)
-            result[:, segment] = canonical_nan(total).to(source.dtype)
+            result[:, segment] = canonical_nan(total.to(source.dtype))
     return result
 
 

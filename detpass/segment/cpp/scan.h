@@ -1,0 +1,215 @@
+// The scan form of a sum: nobody sorts. An owner has a run of segments, walks the index in order and adds the rows of
+// its segments to their accumulators; a byte counts the members of each segment, and when it wraps the accumulator is
+// carried to the next level: an odometer in base 256, kept for long segments only.
+#pragma once
+
+#include "index.h"
+#include "kinds.h"
+
+// Running sums of one level above the accumulators, for the segments that reached it.
+template <class A> struct Carry {
+  i64 features;
+  std::vector<i32> table;  // open addressing: 1 + slot, 0 where empty
+  std::vector<i64> segment;
+  std::vector<u8> used;
+  std::vector<A> sums;
+  std::unique_ptr<Carry> next;
+
+  explicit Carry(i64 features_) : features(features_), table(64, 0) {}
+
+  i64 find(i64 s) const {
+    const u64 mask = table.size() - 1;
+    for (u64 h = mix(u64(s)) >> 32 & mask;; h = (h + 1) & mask) {
+      if (!table[h]) return -1;
+      if (segment[size_t(table[h] - 1)] == s) return table[h] - 1;
+    }
+  }
+  void enter(i64 slot) {
+    const u64 mask = table.size() - 1;
+    u64 h = mix(u64(segment[size_t(slot)])) >> 32 & mask;
+    while (table[h]) h = (h + 1) & mask;
+    table[h] = i32(slot + 1);
+  }
+  i64 add(i64 s) {
+    const i64 slot = i64(segment.size());
+    segment.push_back(s);
+    used.push_back(0);
+    sums.resize(sums.size() + size_t(features), A(0));
+    if (2 * segment.size() <= table.size()) enter(slot);
+    else {
+      table.assign(2 * table.size(), 0);
+      for (i64 k = 0; k <= slot; k++) enter(k);
+    }
+    return slot;
+  }
+  // Carry `row`, a full sum of the level below, and clear it.
+  void push(i64 s, A* row) {
+    i64 slot = find(s);
+    if (slot < 0) slot = add(s);
+    A* sum = &sums[size_t(slot * features)];
+    for (i64 d = 0; d < features; d++) { sum[d] = sum[d] + row[d]; row[d] = A(0); }
+    if (++used[size_t(slot)]) return;
+    if (!next) next.reset(new Carry(features));
+    next->push(s, sum);
+  }
+  // Add the running sums of all levels to `row`, the rest of the level below. An empty level holds +0.0.
+  void total(i64 s, A* row) const {
+    const i64 slot = find(s);
+    if (slot < 0) return;
+    const A* sum = &sums[size_t(slot * features)];
+    for (i64 d = 0; d < features; d++) row[d] = sum[d] + row[d];
+    if (next) next->total(s, row);
+  }
+};
+
+template <class K, int L> INLINE void add_tail(typename K::Value* a, const typename K::Stored* r, i64 width) {
+  if constexpr (L >= 1) {
+    if (width & L) {
+      const auto v = load_bits<Vec<typename K::Value, L>>(a) + K::template load<L>(r);
+      memcpy(a, &v, sizeof(v));
+      a += L;
+      r += L;
+    }
+    add_tail<K, L / 2>(a, r, width);
+  }
+}
+template <class K> INLINE void add_row(typename K::Value* a, const typename K::Stored* r, i64 width) {
+  constexpr int L = VECTOR_BYTES / int(sizeof(typename K::Value));
+  i64 d = 0;
+  for (; d + L <= width; d += L) {
+    const auto v = load_bits<Vec<typename K::Value, L>>(a + d) + K::template load<L>(r + d);
+    memcpy(a + d, &v, sizeof(v));
+  }
+  add_tail<K, L / 2>(a + d, r + d, width - d);
+}
+
+template <class K> struct Scan {
+  using T = typename K::Stored;
+  using A = typename K::Value;
+  const Call& c;
+  // Accumulators live in the output itself where that is fresh memory of the accumulation dtype.
+  bool direct;
+
+  explicit Scan(const Call& c_)
+      : c(c_), direct(std::is_same<T, A>::value && c_.out != c_.dest && c_.out_row == c_.features) {}
+
+  struct Room {  // an owner's memory, used for one run of segments after another
+    std::vector<A> sums;
+    std::vector<u8> used;
+  };
+
+  // FEATURES: the number of columns when the compiler shall know it, or 0. Returns how many rows it owned.
+  template <int FEATURES> i64 own(i64 b, i64 low, i64 count, Room& room) const {
+    constexpr i64 AHEAD = 12;
+    const i64 features = FEATURES ? FEATURES : c.features;
+    const T* source = reinterpret_cast<const T*>(c.source) + b * c.source_batch;
+    T* out = reinterpret_cast<T*>(c.out) + b * c.out_batch + low * c.out_row;
+    A* sums;
+    if (direct) {
+      sums = reinterpret_cast<A*>(out);
+      memset(static_cast<void*>(sums), 0, size_t(count * features) * sizeof(A));
+    } else {
+      room.sums.assign(size_t(count * features), A(0));
+      sums = room.sums.data();
+    }
+    room.used.assign(size_t(count), 0);
+    u8* used = room.used.data();
+    Carry<A> carry(features);
+    alignas(64) i32 rows[BLOCK + 16], segments[BLOCK + 16];
+    i64 owned = 0;
+    for (i64 first = 0; first < c.rows; first += BLOCK) {
+      const i64 found = select_rows(c, first, std::min(c.rows, first + BLOCK), low, count, rows, segments);
+      const T* block = source + first * c.source_row;
+      owned += found;
+      for (i64 j = 0; j < found; j++) {
+        if (FEATURES != 1 && j + AHEAD < found) {
+          prefetch(sums + i64(segments[j + AHEAD]) * features, features * i64(sizeof(A)));
+          prefetch(block + i64(rows[j + AHEAD]) * c.source_row, features * i64(sizeof(T)));
+        }
+        const i64 s = segments[j];
+        A* sum = sums + s * features;
+        add_row<K>(sum, block + i64(rows[j]) * c.source_row, features);
+        if (__builtin_expect(++used[s] == 0, 0)) carry.push(s, sum);
+      }
+    }
+    finish(b, low, count, sums, used, carry, out);
+    return owned;
+  }
+
+  void finish(i64 b, i64 low, i64 count, A* sums, const u8* used, const Carry<A>& carry, T* out) const {
+    for (i64 s : carry.segment) carry.total(s, sums + s * c.features);
+    if (direct && !c.dest) {
+      if constexpr (std::is_floating_point<A>::value) settle_nan(sums, count * c.features);
+      return;
+    }
+    const T* dest = c.dest ? reinterpret_cast<const T*>(c.dest) + b * c.dest_batch + low * c.dest_row : nullptr;
+    for (i64 s = 0; s < count; s++) {
+      A* sum = sums + s * c.features;
+      T* to = out + s * c.out_row;
+      const T* from = dest ? dest + s * c.dest_row : nullptr;
+      if (used[s] || (!carry.segment.empty() && carry.find(s) >= 0)) write(sum, from, to);
+      else if (!from) std::fill(to, to + c.features, T(0));
+      else if (from != to) memcpy(to, from, size_t(c.features) * sizeof(T));
+    }
+  }
+
+  template <int L> static INLINE void write_some(const A* sum, const T* from, T* to) {
+    auto v = load_bits<Vec<A, L>>(sum);
+    if (from) v = K::template load<L>(from) + v;
+    const auto stored = K::template finish<L>(v);
+    memcpy(to, &stored, sizeof(stored));
+  }
+  void write(const A* sum, const T* from, T* to) const {
+    constexpr int L = VECTOR_BYTES / int(sizeof(A));
+    i64 d = 0;
+    for (; d + L <= c.features; d += L) write_some<L>(sum + d, from ? from + d : nullptr, to + d);
+    for (; d < c.features; d++) write_some<1>(sum + d, from ? from + d : nullptr, to + d);
+  }
+  static void settle_nan(A* sums, i64 n) {
+    for (i64 i = 0; i < n; i++) sums[i] = sums[i] == sums[i] ? sums[i] : std::numeric_limits<A>::quiet_NaN();
+  }
+
+  i64 dispatch(i64 b, i64 low, i64 count, Room& room) const {
+    if (c.features == 1) return own<1>(b, low, count, room);
+    if constexpr (std::is_same<A, float>::value) {
+      switch (c.features) {
+        case 4: return own<4>(b, low, count, room);
+        case 8: return own<8>(b, low, count, room);
+        case 16: return own<16>(b, low, count, room);
+        case 32: return own<32>(b, low, count, room);
+      }
+    }
+    return own<0>(b, low, count, room);
+  }
+
+  i64 run() const {
+    const i64 threads = std::max<i64>(c.threads, 1);
+    const i64 owners = std::max<i64>(1, std::min(c.segments, (threads + c.batch - 1) / std::max<i64>(c.batch, 1)));
+    const i64 row_bytes = std::max<i64>(1, c.features * i64(sizeof(A)));
+    const i64 most = std::max<i64>(1, std::min<i64>(c.owner_bytes / row_bytes, i64(1) << 30));
+    i64 owned = 0;  // over the first batch entry: each valid row must have had exactly one owner
+    bool failed = false;
+#pragma omp parallel num_threads(int(threads)) reduction(+ : owned) reduction(|| : failed)
+    {
+      PlainArithmetic guard;
+      Room room;
+#pragma omp for schedule(static)
+      for (i64 task = 0; task < owners * c.batch; task++) {
+        const i64 b = task / owners, owner = task % owners;
+        const i64 low = c.segments * owner / owners, high = c.segments * (owner + 1) / owners;
+        const i64 runs = (high - low + most - 1) / most;
+        for (i64 r = 0; r < runs && !failed; r++) {
+          const i64 from = low + (high - low) * r / runs, to = low + (high - low) * (r + 1) / runs;
+          try {
+            const i64 rows = dispatch(b, from, to - from, room);
+            if (b == 0) owned += rows;
+          } catch (const std::bad_alloc&) { failed = true; }
+        }
+      }
+    }
+    if (failed) return OUT_OF_MEMORY;
+    return owned == c.rows || c.batch == 0 ? OK : first_bad_row(c);
+  }
+};
+
+template <class K> i64 scan(const Call& c) { return Scan<K>(c).run(); }
