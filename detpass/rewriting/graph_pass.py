@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 DECIDED = "detpass"
 """Key of ``node.meta`` that holds the reason why a nondeterministic-looking node is left in place."""
 
+REPLACES = "detpass_replaces"
+"""Key of ``node.meta`` that holds the name of the node in whose place a node was inserted."""
+
 COPIED_META = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr", "partitioner_tag", "recompute",
                "ac_graph_id", "custom", "autograd_backward")  # fmt: skip
 """Metadata that replacement nodes inherit: the partitioner, checkpointing and error messages read it."""
@@ -209,7 +212,7 @@ def _copy_attribute(graph: fx.Graph, root: Any, subgraph: fx.GraphModule, inner:
 
 def _inherit(new: fx.Node, node: fx.Node, inner: fx.Node) -> None:
     kept = {key: inner.meta[key] for key in ("val", "tensor_meta") if key in inner.meta}
-    new.meta = {**{key: node.meta[key] for key in COPIED_META if key in node.meta}, **kept}
+    new.meta = {**{key: node.meta[key] for key in COPIED_META if key in node.meta}, **kept, REPLACES: node.name}
 
 
 def _reconnect(graph: fx.Graph, node: fx.Node, output: Any) -> None:
@@ -283,4 +286,4 @@ def _module_path(meta: Mapping[str, Any]) -> str | None:
     return path or None
 
 
-__all__ = ["DECIDED", "Hazard", "Inapplicable", "Rewriter"]
+__all__ = ["DECIDED", "REPLACES", "Hazard", "Inapplicable", "Rewriter"]
