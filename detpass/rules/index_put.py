@@ -18,7 +18,7 @@ from detpass.graph_query import argument, is_zeros, label, tensor_of
 from detpass.proofs.exact import addition_is_exact
 from detpass.proofs.injective import distinct
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
-from detpass.rules.canonical import canonical, check_values, expand_masks, is_mask, result_shape
+from detpass.rules.canonical import canonical, check_values, expand_masks, is_mask, is_single, result_shape
 
 aten = torch.ops.aten
 
