@@ -250,3 +250,42 @@ def cpp_compiler() -> str | None:
         return str(get_cpp_compiler())
     except InvalidCxxCompiler:
         return None
+
+
+@contextlib.contextmanager
+def differentiated_whole(targets: Iterable[Any]) -> Iterator[None]:
+    """Let autograd meet ``targets`` whole in graphs traced inside, and decompose them below it.
+
+    torch registers some decompositions above autograd, so that the backward is that of the pieces. Inside, those are
+    out of use, autograd records its own formula (``upsample_bilinear2d_backward``), and the forward is decomposed by
+    the table all the same.
+    """
+    from torch._C import DispatchKey
+    from torch._decomp import decomposition_table as every_decomposition
+
+    table = decomposition_table()
+    removed: list[tuple[Any, Any, Any]] = []
+    added: list[Any] = []
+    try:
+        for target in targets:
+            for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
+                if key in target.py_kernels:
+                    removed.append((target, key, target.py_kernels.pop(key)))
+            target._dispatch_cache.clear()
+            if target not in table and target in every_decomposition:
+                table[target] = every_decomposition[target]
+                added.append(target)
+        yield
+    finally:
+        for target, key, function in removed:
+            target.py_kernels[key] = function
+            target._dispatch_cache.clear()
+        for target in added:
+            table.pop(target, None)
+
+
+def outside_tracing() -> contextlib.AbstractContextManager[Any]:
+    """Inside, tensor operations run on real tensors: no fake tensor mode, no tracing, no functionalization is active."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()

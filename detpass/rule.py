@@ -114,12 +114,14 @@ class Rule(ABC):
 
     ``name`` is unique among the rules of a compile. ``targets`` are the operator overloads (or higher-order
     operators) whose nodes are offered to :meth:`match`. ``kept_whole`` are overloads that must not be decomposed
-    while the graph is traced, so that the rule meets them in one piece.
+    while the graph is traced, so that the rule meets them in one piece; ``differentiated_whole`` are forward overloads
+    whose backward autograd must record in one piece, and which are decomposed only after that.
     """
 
     name: ClassVar[str]
     targets: ClassVar[tuple[Any, ...]]
     kept_whole: ClassVar[tuple[Any, ...]] = ()
+    differentiated_whole: ClassVar[tuple[Any, ...]] = ()
 
     @abstractmethod
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:

@@ -206,7 +206,7 @@ def _copy_attribute(graph: fx.Graph, root: Any, subgraph: fx.GraphModule, inner:
             break
         number += 1
     name = f"_detpass_constant{number}"
-    setattr(root, name, value)
+    root.register_buffer(name, value, persistent=False)
     return graph.get_attr(name)
 
 

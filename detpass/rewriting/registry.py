@@ -75,6 +75,10 @@ class RuleSet:
         """Operators that some rule wants to meet undecomposed (the rule's ``kept_whole``)."""
         return frozenset(target for rule in self.rules for target in getattr(rule, "kept_whole", ()))
 
+    def differentiated_whole(self) -> frozenset[Any]:
+        """Operators that some rule wants autograd to meet undecomposed (the rule's ``differentiated_whole``)."""
+        return frozenset(target for rule in self.rules for target in getattr(rule, "differentiated_whole", ()))
+
     def fingerprint(self) -> str:
         """A hash of the rules' names, order and whole source files."""
         digest = hashlib.sha256()

@@ -16,7 +16,11 @@ from detpass.rules.index_add import IndexAdd
 from detpass.rules.index_put import IndexPutAccumulate
 from detpass.rules.last_write import IndexCopy, IndexPutLastWrite, ScatterLastWrite
 from detpass.rules.masked_index_put import MaskedIndexPutAccumulate
+from detpass.rules.max_pooling import MaxPoolBackward
+from detpass.rules.pooling import AvgPoolBackward
+from detpass.rules.resampling import ResamplingBackward
 from detpass.rules.scatter import ScatterReduce
+from detpass.rules.shared_plan import share_plans
 
 BUILTIN_RULES: tuple[Rule, ...] = (
     IndexPutAccumulate(),
@@ -28,10 +32,13 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     IndexCopy(),
     ScatterReduce(),
     ScatterLastWrite(),
+    MaxPoolBackward(),
+    AvgPoolBackward(),
+    ResamplingBackward(),
 )
 """Every built-in rule, first match wins."""
 
-FINISHERS: tuple[Callable[[fx.Graph], None], ...] = ()
+FINISHERS: tuple[Callable[[fx.Graph], None], ...] = (share_plans,)
 """Run over a rewritten graph: accumulations that share an index share its plan."""
 
 

@@ -8,6 +8,9 @@ After, for small windows (``windows.py``)::
 
     grad_input[cell] = sum over the windows o over the cell of where(indices[o] == cell, grad_output[o], 0)
 
+where the forward kept a window's own element number instead of the cell (Inductor's low-memory pooling), that number
+is compared with a constant: a byte for each window, and no index arithmetic.
+
 Two windows that share a cell are added in the order of the windows; disjoint windows need no sum at all. For large
 overlapping windows, where most of those comparisons would be false, the recorded indices feed a segment sum.
 The ops are kept whole while the graph is traced: Inductor's decomposition would leave a ``scatter_add``.
@@ -62,20 +65,30 @@ class MaxPoolBackward(Rule):
         windows = pool_windows(axes, given["kernel_size"], given["stride"], given["padding"], given["dilation"])
         if windows is None:
             return NoMatch(Inapplicable.UNKNOWN_SIZE, node, "the kernel, stride, padding and dilation must be numbers")
-        operands = (given["grad_output"], given["indices"], list(source.shape[source.dim() - axes :]))
+        cells = list(source.shape[source.dim() - axes :])
         if not is_gathered(windows):
             reason = "windows overlap; the recorded indices are data"
+            operands = (given["grad_output"], given["indices"], cells)
             return Match(operands, reason, {"windows": None}, Treatment.SEGMENT)
         reason = "a cell meets few windows, known from the shapes" if overlap(windows) else "windows are disjoint"
-        return Match(operands, reason, {"windows": windows}, Treatment.CLOSED_FORM)
+        elements = _element_numbers(given["indices"], windows)
+        recorded = given["indices"] if elements is None else elements
+        parameters = {"windows": windows, "by_element": elements is not None}
+        return Match((given["grad_output"], recorded, cells), reason, parameters, Treatment.CLOSED_FORM)
 
     def replacement(
-        self, grad: torch.Tensor, indices: torch.Tensor, cells: Sequence[Any], *, windows: tuple[Window, ...] | None
+        self,
+        grad: torch.Tensor,
+        recorded: torch.Tensor,
+        cells: Sequence[Any],
+        *,
+        windows: tuple[Window, ...] | None,
+        by_element: bool = False,
     ) -> torch.Tensor:
         if windows is None:
-            return scatter_by_indices(grad, indices, cells, "max_pool_backward")
-        total = gather_from_windows(grad.to(accumulation_dtype(grad.dtype)), indices, windows, cells)
-        return total.to(grad.dtype)
+            return scatter_by_indices(grad, recorded, cells, "max_pool_backward")
+        gather = gather_by_element if by_element else gather_by_cell
+        return gather(grad.to(accumulation_dtype(grad.dtype)), recorded, windows, cells).to(grad.dtype)
 
 
 def is_gathered(windows: Sequence[Window]) -> bool:
@@ -101,7 +114,55 @@ def pool_windows(axes: int, kernel: Any, stride: Any, padding: Any, dilation: An
     return tuple(Window(*row) for row in zip(*columns, strict=True))
 
 
-def gather_from_windows(
+def _element_numbers(indices: Any, windows: Sequence[Window]) -> fx.Node | None:
+    """The node of the window element numbers from which ``indices`` were computed, when the windows are the same."""
+    converts = getattr(torch.ops.prims, "_low_memory_max_pool_offsets_to_indices", None)
+    if converts is None or not isinstance(indices, fx.Node) or indices.target is not converts.default:
+        return None
+    elements, kernel, _, stride, padding, dilation = indices.args
+    same = pool_windows(len(windows), kernel, stride, padding, dilation) == tuple(windows)
+    return elements if same and isinstance(elements, fx.Node) else None
+
+
+def gather_by_element(
+    grad: torch.Tensor, elements: torch.Tensor, windows: tuple[Window, ...], cells: Sequence[Any]
+) -> torch.Tensor:
+    """``grad, elements: [..., *positions]`` to ``[..., *cells]``; ``elements`` are flat numbers inside the window."""
+    grads = Shifter(grad, windows, cells, 0.0)
+    # Inductor's masked loads of bytes are slow on a CPU: three times the whole kernel's time.
+    recorded = Shifter(elements.to(torch.int32), windows, cells, -1)
+
+    def number(chosen: Sequence[int]) -> int:
+        flat = 0
+        for window, element in zip(windows, chosen, strict=True):
+            flat = flat * window.kernel + element
+        return flat
+
+    if are_sliced(windows):
+
+        def term(phases: tuple[int, ...], reaches: tuple[Reach, ...]) -> torch.Tensor:
+            backs = [reach.back for reach in reaches]
+            return torch.where(recorded(backs) == number([reach.element for reach in reaches]), grads(backs), 0)
+
+        return sliced_adjoint(windows, cells, term)
+
+    count = len(windows)
+
+    def blocked_term(backs: tuple[int, ...]) -> torch.Tensor:
+        hit = blocked(recorded(backs), count)
+        expected = torch.zeros((), dtype=torch.int64, device=grad.device)
+        reached = torch.ones((), dtype=torch.bool, device=grad.device)
+        for axis, (window, back) in enumerate(zip(windows, backs, strict=True)):
+            inner = [1] * (2 * (count - 1 - axis))
+            of_phase = window.element_by_phase(back, grad.device).reshape(-1, *inner)
+            expected = expected * window.kernel + of_phase
+            reached = reached & (of_phase >= 0)
+        return torch.where((hit == expected) & reached, blocked(grads(backs), count), 0)
+
+    return blocked_adjoint(windows, cells, blocked_term)
+
+
+def gather_by_cell(
     grad: torch.Tensor, indices: torch.Tensor, windows: tuple[Window, ...], cells: Sequence[Any]
 ) -> torch.Tensor:
     """``grad, indices: [..., *positions]`` to ``[..., *cells]``; ``indices`` are flat cell numbers."""

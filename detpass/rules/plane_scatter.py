@@ -20,7 +20,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def add_into_planes(values: torch.Tensor, cells: torch.Tensor, shape: Sequence[Any], op: str) -> torch.Tensor:
-    """Sum ``values: [*planes, n]`` into zeros ``[*planes, *shape]`` at the flat cell numbers ``cells: int64[*planes, n]``.
+    """Sum ``values: [*planes, n]`` into zeros ``[*planes, *shape]`` at flat cell numbers ``cells: int64[*planes, n]``.
 
     Additions to one cell follow the canonical order over the positions ``n``. Raises IndexError for a cell outside
     ``shape``.

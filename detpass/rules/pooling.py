@@ -4,10 +4,10 @@ Before::
 
     grad_input = aten.avg_pool2d_backward(grad_output, input, kernel, ..., divisor_override)
 
-After: ``grad_output / divisor``, then one sum of shifted slices along each axis (``windows.py``). The divisor is that of
-the forward: the window clipped to the padded input, or to the input itself without ``count_include_pad``, or the
-override. (Inductor's own lowering of the backward divides a window that hangs over the end, which ``ceil_mode`` allows,
-by the whole kernel: pytorch/pytorch#198119. Eager's divisor is taken here.)
+After: ``grad_output / divisor``, then one sum of shifted slices along each axis (``windows.py``). The divisor is that
+of the forward: the window clipped to the padded input, or to the input itself without ``count_include_pad``, or the
+override. (Inductor's own lowering of the backward divides a window that hangs over the end, which ``ceil_mode``
+allows, by the whole kernel: pytorch/pytorch#198119. Eager's divisor is taken here.)
 
 Neighbours: ``max_pooling.py``, ``adaptive_pooling.py``. ``lp_pool`` is an average pool of powers and needs no rule.
 """
@@ -99,12 +99,10 @@ def sum_windows(values: torch.Tensor, dim: int, window: Window, cells: Any) -> t
 
         total = sliced_adjoint((window,), (cells,), term)
     else:
-        phase = torch.arange(window.stride, device=values.device)
 
         def blocked_term(backs: tuple[int, ...]) -> torch.Tensor:
-            value = blocked(shifted(backs), 1)
-            reached = phase + backs[0] * window.stride < window.kernel
-            return torch.where(reached, value, 0)
+            reached = window.element_by_phase(backs[0], values.device) >= 0
+            return torch.where(reached, blocked(shifted(backs), 1), 0)
 
         total = blocked_adjoint((window,), (cells,), blocked_term)
     return total.transpose(dim, -1) if dim != -1 else total

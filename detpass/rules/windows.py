@@ -1,9 +1,9 @@
 """The adjoint of a sliding window: every input cell gathers what the windows over it send back.
 
 Pooling and ``fold`` share one geometry per axis: window ``o`` covers the cells ``o * stride - padding + j * dilation``
-for ``j`` in ``[0, kernel)``. Seen from a cell, at padded coordinate ``cell + padding = stride * q + phase``, the windows
-over it are ``o = q - back`` for a few small ``back``, which depend on the phase alone. So the adjoint is a sum of
-shifted slices, one small set of slices per phase: no index tensor, no atomic, no sort, and sizes may be symbolic.
+for ``j`` in ``[0, kernel)``. Seen from a cell, at padded coordinate ``cell + padding = stride * q + phase``, the
+windows over it are ``o = q - back`` for a few small ``back``, which depend on the phase alone. So the adjoint is a sum
+of shifted slices, one small set of slices per phase: no index tensor, no atomic, no sort; sizes may be symbolic.
 
 Two layouts hold the phases. *Sliced*: each combination of phases is a tensor of its own, summed over its own windows
 and woven into the result at the end; slices are contiguous, so Inductor vectorises them. *Blocked*: the phases are
@@ -31,7 +31,7 @@ SLICED_PHASES = 16
 
 @dataclass(frozen=True)
 class Reach:
-    """A window over a cell: ``back`` windows before the cell's own ``q``, meeting it with window element ``element``."""
+    """A window over a cell: ``back`` windows before the cell's own ``q``, meeting it with ``element``."""
 
     back: int
     element: int
@@ -57,9 +57,13 @@ class Window:
         """Every ``back`` that some phase has, first window first."""
         return tuple(sorted({r.back for phase in range(self.stride) for r in self.reaches(phase)}, reverse=True))
 
-    def element(self, back: int, phase: int) -> int | None:
-        """The window element with which the window ``back`` before meets a cell of ``phase``, or None."""
-        return next((r.element for r in self.reaches(phase) if r.back == back), None)
+    def element_by_phase(self, back: int, device: torch.device) -> torch.Tensor:
+        """``int64[stride]``: the element of the window ``back`` before that meets a cell of each phase; -1 for none."""
+        phase = torch.arange(self.stride, device=device)
+        distance = phase + back * self.stride
+        element = distance // self.dilation
+        met = (distance % self.dilation == 0) & (element < self.kernel)
+        return torch.where(met, element, -1)
 
     def blocks(self, cells: Any) -> Any:
         """How many values ``q`` takes over ``cells`` cells."""
@@ -77,7 +81,7 @@ def overlap(windows: Sequence[Window]) -> bool:
 
 
 class Shifter:
-    """Slices ``[..., q_1, .., q_n]`` of a tensor over window positions ``[..., o_1, .., o_n]``, shifted by ``backs``."""
+    """Slices ``[..., q_1, .., q_n]`` of a tensor over window positions ``[..., o_1, .., o_n]``, shifted."""
 
     def __init__(self, source: torch.Tensor, windows: Sequence[Window], cells: Sequence[Any], fill: float) -> None:
         self._lengths = [window.blocks(size) for window, size in zip(windows, cells, strict=True)]

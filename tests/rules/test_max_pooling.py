@@ -65,11 +65,13 @@ def test_values_of_max_pool3d(geometry):
 def test_without_batch_and_empty(shape):
     x = torch.randn(shape)
     if shape == (1, 0, 8, 8):
-        pytest.raises(RuntimeError, call, x, 3, 2, 1, 1, False)
+        with pytest.raises(RuntimeError):
+            call(x, 3, 2, 1, 1, False)
         return
     target, args = call(x, 3, 2, 1, 1, False)
     result = replaced(RULE, target, *args)
-    assert torch.equal(result, target(*args)) and result.shape == x.shape
+    assert torch.equal(result, target(*args))
+    assert result.shape == x.shape
 
 
 def test_ties_go_to_the_recorded_index():
@@ -125,7 +127,8 @@ def test_a_symbolic_kernel_is_refused():
     node, _ = node_of(target, *args)
     node.args = (*node.args[:2], [node.args[0], node.args[0]], *node.args[3:])
     verdict = RULE.match(node, RuleContext(device=torch.device("cpu")))
-    assert isinstance(verdict, NoMatch) and verdict.why is Inapplicable.UNKNOWN_SIZE
+    assert isinstance(verdict, NoMatch)
+    assert verdict.why is Inapplicable.UNKNOWN_SIZE
 
 
 def test_the_segment_form_refuses_an_index_outside_its_plane():
