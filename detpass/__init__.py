@@ -14,11 +14,13 @@ from detpass.errors import (
     EscapeWarning,
     InspectionError,
     KernelBuildWarning,
+    NondeterminismError,
     NondeterministicArtifactError,
     RuleError,
     UncoveredError,
     UncoveredWarning,
 )
+from detpass.inspection import InspectionReport, inspect
 from detpass.rewriting.registry import register_rule, registered_rules, unregister_rule
 from detpass.rewriting.report import Record, Report
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment
@@ -33,9 +35,11 @@ __all__ = [
     "EscapeWarning",
     "Inapplicable",
     "InspectionError",
+    "InspectionReport",
     "KernelBuildWarning",
     "Match",
     "NoMatch",
+    "NondeterminismError",
     "NondeterministicArtifactError",
     "Record",
     "Report",
@@ -46,6 +50,7 @@ __all__ = [
     "Treatment",
     "UncoveredError",
     "UncoveredWarning",
+    "inspect",
     "last_report",
     "register_rule",
     "registered_rules",

@@ -61,3 +61,7 @@ class KernelBuildWarning(DetpassWarning):
 
 class BitsDifferError(DetpassError, AssertionError):
     """Results that should have the same bits do not; the message names the first pair and tensor."""
+
+
+class NondeterminismError(DetpassError):
+    """An inspected model holds something that may differ from run to run; the message lists it."""

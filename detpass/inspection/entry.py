@@ -1,0 +1,161 @@
+"""``detpass.inspect``: brings a model or a file to graphs, has them analysed, and gathers the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from detpass import _torch_private_capture, environment, rules
+from detpass.errors import InspectionError
+from detpass.inspection import lowered
+from detpass.inspection.analysis import Analysis, names_of, whole_graph
+from detpass.inspection.capture import Outcome, capture
+from detpass.inspection.locations import source_line
+from detpass.inspection.records import GraphBreak, LoweredFinding
+from detpass.inspection.report import InspectionReport
+from detpass.inspection.settings import LOWERING_LIMIT, Settings, Target
+from detpass.inspection.stand_in import modules_of, uncompiled
+from detpass.inspection.triton_kernels import user_kernels
+from detpass.rewriting.registry import RuleSet, registered_rules
+
+
+def inspect(
+    subject: Any, *example_inputs: Any, target: str | None = None, dynamic: bool | None = None, **kwargs: Any
+) -> InspectionReport:
+    """What in ``subject`` may differ from run to run, where, and what becomes of it under detpass.
+
+    ``subject`` is a function or module, called as ``subject(*example_inputs, **kwargs)``; or a ``torch.export``
+    program, an ``fx.GraphModule`` of ATen operators, or the path of a file that holds one of these (``.pt2``,
+    ``fx_graph_readable.py``, ``fx_graph_runnable.py``), which need no example inputs. Files are read as data: nothing
+    in them is executed.
+
+    ``target`` is ``"cpu"``, ``"cuda"`` or ``"cuda:sm_90"``; no GPU is needed; by default the device of the inputs and
+    parameters. ``dynamic`` is as in ``torch.compile``.
+
+    The training graph is inspected when an input or a parameter requires grad, else the inference graph. Nothing is
+    executed and no parameter, buffer or random state is changed: the model is traced with tensors that hold no data
+    (a model on the meta device will do). Code between graph breaks is run on such tensors.
+
+    Raises InspectionError for a subject that cannot be traced or read, ConfigurationError for an unknown target.
+    """
+    return inspect_with(Settings(target=target, dynamic=dynamic), subject, example_inputs, kwargs)
+
+
+def inspect_with(
+    settings: Settings, subject: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> InspectionReport:
+    """:func:`inspect` with all its settings."""
+    start = time.perf_counter()
+    loaded = _loaded(subject, settings)
+    name = _name(subject)
+    target = Target.parse(settings.target) if settings.target is not None else Target.parse(_device_type(loaded, args))
+    rule_set = RuleSet((*reversed(registered_rules()), *rules.BUILTIN_RULES))
+    analysis = Analysis(target.type, rule_set, progress=settings.progress)
+    outcome = _graphs(loaded, args, kwargs or {}, settings, target, analysis)
+    settings.progress("reading the lowered code")
+    found, note = _lowered(analysis, target, settings)
+    return InspectionReport(
+        subject=name,
+        target=str(target),
+        records=analysis.finished_records(),
+        graphs=tuple(analysis.graphs),
+        breaks=tuple(GraphBreak(_break_reason(reason), place, source_line(place)) for reason, place in outcome.breaks),
+        unknown_ops=tuple(analysis.unknown.values()),
+        triton_kernels=tuple(user_kernels(analysis.launches, target.capability or 90)),
+        lowered=tuple(found),
+        lowered_note=note,
+        environment=environment.findings(),
+        incomplete=outcome.incomplete,
+        torch_version=torch.__version__,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _graphs(
+    subject: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    settings: Settings,
+    target: Target,
+    analysis: Analysis,
+) -> Outcome:
+    if isinstance(subject, fx.GraphModule) and not args and not kwargs:
+        whole_graph(analysis, subject)
+        return Outcome()
+    if not callable(subject):
+        raise InspectionError(
+            f"cannot inspect {type(subject).__name__}: expected a function, a module, a torch.export program, an "
+            "fx.GraphModule or the path of a file"
+        )
+    settings.progress("tracing")
+    analysis.module_names = names_of(modules_of(uncompiled(subject)))
+    traced_on = torch.device("cuda" if target.type == "cuda" and torch.cuda.is_available() else "cpu")
+    with _torch_private_capture.offline_triton(target.capability or 90):
+        return capture(
+            subject,
+            args,
+            kwargs,
+            device=traced_on,
+            dynamic=settings.dynamic,
+            rule_set=analysis.rule_set,
+            visit=analysis.visit,
+            finish=analysis.finish,
+        )
+
+
+def _loaded(subject: Any, settings: Settings) -> Any:
+    """What a path stands for; anything else as it is."""
+    if not isinstance(subject, (str, Path)):
+        return subject
+    raise InspectionError(f"{subject}: reading files is not there yet")
+
+
+def _lowered(analysis: Analysis, target: Target, settings: Settings) -> tuple[list[LoweredFinding], str | None]:
+    if settings.read_lowered is False:
+        return [], "not read, as asked"
+    if target.type != "cpu":
+        return [], "not read"
+    operators = sum(graph.nodes_after for graph in analysis.graphs)
+    if settings.read_lowered is None and operators > LOWERING_LIMIT:
+        return [], f"not read: {operators} operators, more than {LOWERING_LIMIT} (ask for it with read_lowered=True)"
+    try:
+        return lowered.cpu_findings(analysis.modules), None
+    except _torch_private_capture.lowering_errors() as error:
+        return [], f"not read: Inductor cannot lower it for the CPU ({_first_line(str(error))})"
+
+
+def _device_type(subject: Any, args: Sequence[Any]) -> str:
+    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    for module in modules_of(subject):
+        tensors += [*module.parameters(), *module.buffers()]
+    if isinstance(subject, fx.GraphModule):
+        values = [node.meta.get("val") for node in subject.graph.nodes if node.op == "placeholder"]
+        tensors += [value for value in values if isinstance(value, torch.Tensor)]
+    return "cuda" if any(tensor.device.type == "cuda" for tensor in tensors) else "cpu"
+
+
+def _name(subject: Any) -> str:
+    if isinstance(subject, (str, Path)):
+        return str(subject)
+    plain: Callable[..., Any] = uncompiled(subject)
+    if isinstance(plain, nn.Module):
+        return type(plain).__name__
+    return getattr(plain, "__qualname__", type(plain).__name__).replace("<locals>.", "")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0]
+
+
+def _break_reason(text: str) -> str:
+    """Dynamo's headline and its explanation, without its hints."""
+    if text.startswith("generic_jump"):
+        return "a Python branch on a tensor's value"
+    explained = [line.strip() for line in text.splitlines() if line.strip().startswith("Explanation:")]
+    return explained[0].removeprefix("Explanation: ") if explained else _first_line(text)

@@ -1,0 +1,78 @@
+"""What is left in the code that Inductor lowers for the CPU after the rewrite.
+
+The rewritten graphs go through Inductor's lowering up to its scheduler, where ``rewriting/lowering_audit.py`` reads
+them; no code is generated, compiled or run. A joint graph is lowered whole, before it is cut into forward and backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from torch import fx
+
+from detpass import _torch_private, _torch_private_capture, rules
+from detpass.backend import FIXED_SETTINGS
+from detpass.config import Options
+from detpass.inspection.locations import model_location
+from detpass.inspection.records import LoweredFinding
+from detpass.rewriting.lowering_audit import Finding, findings
+
+
+class _Read(BaseException):
+    """Leaves Inductor, which catches every Exception, once the scheduler's nodes have been read."""
+
+
+def cpu_findings(graph_modules: Iterable[fx.GraphModule]) -> list[LoweredFinding]:
+    """Lower each graph for the CPU and list what is nondeterministic in it.
+
+    The graphs have fake CPU tensors in ``meta["val"]`` and are left as they are. Raises Inductor's own error for a
+    graph that it cannot lower.
+    """
+    options = Options(on_uncovered="ignore", target="cpu")
+    found: list[LoweredFinding] = []
+    for graph_module in graph_modules:
+        found += [_describe(finding) for finding in _read(graph_module, options)]
+    return found
+
+
+def _read(graph_module: fx.GraphModule, options: Options) -> list[Finding]:
+    read: list[Finding] = []
+
+    def reader(nodes: list[Any]) -> Any:
+        read.extend(findings(nodes, rules.hazard, options))
+        raise _Read
+
+    inputs = [node.meta["val"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    settings = _torch_private.inductor_settings()
+    patches = {name: value for name, value in FIXED_SETTINGS.items() if name in settings}
+    patches["_pre_fusion_custom_pass"] = reader
+    with (
+        _torch_private_capture.isolated_compile(),
+        _torch_private_capture.quiet_compile(),
+        contextlib.suppress(_Read),
+    ):
+        _torch_private_capture.lower(_copied(graph_module), inputs, patches)
+    return read
+
+
+def _copied(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of the graph, and of the graphs nested in it, whose constants are shared."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(graph_module.graph, copies))
+    for old, new in copies.items():
+        new.meta = copy.copy(old.meta)
+    copied = fx.GraphModule(graph_module, graph)
+    for name, child in list(copied.named_children()):
+        if isinstance(child, fx.GraphModule):
+            setattr(copied, name, _copied(child))
+    return copied
+
+
+def _describe(finding: Finding) -> LoweredFinding:
+    places = [place for node in finding.origins if (place := model_location(node.meta)) is not None]
+    ops = tuple(sorted({str(node.target) for node in finding.origins}))
+    return LoweredFinding(finding.what, ops, places[0] if places else None)

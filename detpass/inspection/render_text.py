@@ -1,0 +1,143 @@
+"""An inspection's report for a terminal: totals, one row for each place and operator, then what stands beside.
+
+Nodes that agree in place, operator, phase and treatment share a row with a count. :func:`renderables` serves the
+command line with colours; :func:`as_text` is plain text of the terminal's width.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from detpass.environment import Level
+from detpass.inspection.records import InspectionRecord
+from detpass.inspection.report import InspectionReport
+from detpass.rule import Treatment
+
+STYLES = {
+    Treatment.SEGMENT: "green",
+    Treatment.CLOSED_FORM: "green",
+    Treatment.NATIVE: "green",
+    Treatment.SAFE: "cyan",
+    Treatment.UNCOVERED: "bold red",
+}
+MIN_WIDTH = 60
+
+
+def as_text(report: InspectionReport, width: int | None = None) -> str:
+    """The report as plain text, at most ``width`` (the terminal's) columns wide."""
+    columns = max(MIN_WIDTH, width if width is not None else shutil.get_terminal_size((120, 24)).columns)
+    stream = io.StringIO()
+    console = Console(file=stream, width=columns, no_color=True, highlight=False, color_system=None)
+    for part in renderables(report, columns):
+        console.print(part)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def renderables(report: InspectionReport, width: int) -> Iterator[RenderableType]:
+    """The parts of the report, in order, for a console ``width`` columns wide."""
+    yield Text(headline(report), style="bold")
+    if report.records:
+        yield _records(report, width)
+    yield from _section("Outside the graphs", [str(item) for item in report.breaks], "yellow")
+    if report.incomplete:
+        yield from _section("Not seen", [report.incomplete], "bold red")
+    yield from _section("Unknown operators", [str(item) for item in report.unknown_ops], "yellow")
+    yield from _section("Triton kernels", [str(item) for item in report.triton_kernels], "")
+    yield from _section("Left in the lowered code", [str(item) for item in report.lowered], "bold red")
+    yield from _section("Lowered code", [report.lowered_note] if report.lowered_note else [], "")
+    warnings = [f"{f.name}: {f.value}. {f.advice}" for f in report.environment if f.level is not Level.OK]
+    yield from _section("Environment", warnings, "yellow")
+    yield Text(verdict(report), style="bold")
+
+
+def headline(report: InspectionReport) -> str:
+    """Subject, target and totals in one line."""
+    nodes = sum(graph.nodes for graph in report.graphs)
+    counts = report.counts()
+    found = ", ".join(f"{counts[str(t)]} {t}" for t in Treatment if str(t) in counts)
+    totals = found or "no nondeterministic operation"
+    graphs = f"{len(report.graphs)} graph{'s' if len(report.graphs) != 1 else ''}"
+    return f"{report.subject} on {report.target}: {graphs}, {nodes} operators; {totals} ({report.seconds:.1f} s)"
+
+
+def verdict(report: InspectionReport) -> str:
+    """What to conclude, in one sentence."""
+    left = report.problems("remaining")
+    if left:
+        return f"detpass does not make all of it repeat: {len(left)} left (uncovered, outside the graphs or unseen)."
+    if report.problems("nondeterministic"):
+        return 'May differ from run to run as it stands; repeats with torch.compile(model, backend="detpass").'
+    return "Nothing here differs from run to run."
+
+
+def grouped(records: tuple[InspectionRecord, ...]) -> list[list[InspectionRecord]]:
+    """Records that agree in place, operator, phase, treatment and rule, in order of first appearance."""
+    groups: dict[tuple[object, ...], list[InspectionRecord]] = {}
+    for record in records:
+        key = (record.location, record.op, record.phase, record.treatment, record.rule, record.reason)
+        groups.setdefault(key, []).append(record)
+    return list(groups.values())
+
+
+def short_path(location: str | None) -> str:
+    """``file:line`` relative to the working directory where that is shorter."""
+    if location is None:
+        return "-"
+    relative = os.path.relpath(location)
+    return relative if len(relative) < len(location) else location
+
+
+def size(count: int) -> str:
+    """Bytes in a readable unit."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def _records(report: InspectionReport, width: int) -> Table:
+    wide = width >= 110
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, width=width)
+    table.add_column("where", ratio=4, overflow="fold")
+    table.add_column("operator", ratio=4, overflow="fold")
+    table.add_column("treatment", ratio=2, overflow="fold", min_width=11)
+    table.add_column("why", ratio=6, overflow="fold")
+    if wide:
+        table.add_column("bytes", justify="right", no_wrap=True)
+        table.add_column("time", justify="right", no_wrap=True)
+    for group in grouped(report.records):
+        first = group[0]
+        where = Text(short_path(first.location))
+        modules = [record.module for record in group if record.module]
+        if modules:
+            where.append(f"\n{modules[0]}{f' +{len(group) - 1}' if len(group) > 1 else ''}", style="dim")
+        operator = Text(first.op.removesuffix(".default"))
+        operator.append(f"\n{first.phase}{f' x{len(group)}' if len(group) > 1 else ''}, {first.result}", style="dim")
+        treatment = Text(str(first.treatment), style=STYLES[first.treatment])
+        if first.rule:
+            treatment.append(f"\n{first.rule}", style="dim")
+        cells = [where, operator, treatment, Text(first.reason)]
+        if wide:
+            cells.append(Text(size(sum(record.bytes for record in group))))
+            cells.append(Text(f"{100 * sum(record.time_share for record in group):.1f}%"))
+        table.add_row(*cells)
+    return table
+
+
+def _section(title: str, lines: list[str], style: str) -> Iterator[RenderableType]:
+    if not lines:
+        return
+    yield Text(title, style="bold")
+    for line in lines:
+        yield Padding(Text(line, style=style), (0, 0, 0, 2))
