@@ -66,9 +66,25 @@ def detpass(
     Called by ``torch.compile``. ``mode`` is one of Inductor's; ``options`` holds detpass's options
     (:class:`detpass.config.Options`) and any of Inductor's.
 
-    Raises ConfigurationError for an unknown option. An operation that no rule covers, or an argument that eager
-    refuses, raises when the compiled model is called: UncoveredError or eager's own error.
+    Every refusal is raised when the compiled model is called, as what it is and not wrapped by Dynamo (and so that
+    ``suppress_errors`` cannot turn it into eager code): ConfigurationError for an unknown option, UncoveredError for
+    an operation that no rule covers, eager's own error for arguments that eager refuses.
     """
+    try:
+        return _compile(graph_module, example_inputs, mode, options)
+    except Exception as error:  # the border: our own errors are unwrapped from torch's, everything else passes on
+        cause = _own_error(error)
+        if cause is None:
+            raise
+        return _raiser(cause)
+
+
+detpass.reset = _torch_private.reset_cudagraphs  # type: ignore[attr-defined]
+
+
+def _compile(
+    graph_module: fx.GraphModule, example_inputs: list[Any], mode: str | None, options: Mapping[str, Any] | None
+) -> Callable[..., Any]:
     settings = _torch_private.inductor_settings()
     own, patches = split_options(options, settings, _torch_private.inductor_setting_type)
     escapes.check_settings(patches, settings)
@@ -92,14 +108,11 @@ def detpass(
     merged["joint_custom_post_pass"] = _chain(rewrite, merged, settings, "joint_custom_post_pass")
     users_scheduler_pass = merged.get("_pre_fusion_custom_pass", settings.get("_pre_fusion_custom_pass"))
     merged["_pre_fusion_custom_pass"] = LoweringAudit(rules.hazard, own, uuid, users_scheduler_pass)
-    try:
-        with _torch_private.without_decompositions(rule_set.kept_whole()):
-            compiled = _torch_private.compile_fx(graph_module, example_inputs, merged)
-    except Exception as error:  # the border: our own errors are unwrapped from torch's, everything else passes on
-        cause = _own_error(error)
-        if cause is None:
-            raise
-        return _raiser(cause)
+    with (
+        _torch_private.without_decompositions(rule_set.kept_whole()),
+        _torch_private.differentiated_whole(rule_set.differentiated_whole()),
+    ):
+        compiled = _torch_private.compile_fx(graph_module, example_inputs, merged)
     directory = Path(_torch_private.cache_directory()) / "detpass" / "reports"
     if rewrite.ran:
         save(report, directory, key)
@@ -112,9 +125,6 @@ def detpass(
     if own.report is not None:
         own.report(report)
     return compiled  # type: ignore[no-any-return]
-
-
-detpass.reset = _torch_private.reset_cudagraphs  # type: ignore[attr-defined]
 
 
 class RewritePass(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]

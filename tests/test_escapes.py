@@ -1,0 +1,140 @@
+"""Each way in which compiled code falls back to code that was not rewritten is noticed, with its place and remedy."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from detpass import rules
+from detpass.backend import detpass, last_report
+from detpass.errors import ConfigurationError, EscapeError, EscapeWarning, UncoveredError
+
+
+def compile_(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return torch.compile(function, backend=detpass, options=options or None)
+
+
+def w(rows: int = 16) -> Tensor:
+    return torch.randn(rows, 4, requires_grad=True)
+
+
+def ids(n: int = 50) -> Tensor:
+    return torch.randint(0, 16, (n,))
+
+
+@torch._dynamo.disable
+def outside(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def with_disabled_function(x: Tensor, i: Tensor) -> Tensor:
+    return outside(x.sin())[i]
+
+
+def with_graph_break(x: Tensor, i: Tensor) -> Tensor:
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y[i]
+
+
+@pytest.mark.parametrize("function", [with_disabled_function, with_graph_break])
+def test_a_graph_break_warns_with_its_place(function: Callable[..., Tensor]) -> None:
+    line = function.__code__.co_firstlineno
+    with pytest.warns(EscapeWarning, match=rf"graph break at {re.escape(__file__)}:\d+.*fullgraph=True") as caught:
+        compile_(function)(w(), ids())
+    places = [int(m[1]) for c in caught if (m := re.search(r"test_escapes.py:(\d+)", str(c.message)))]
+    assert all(line <= place <= line + 3 for place in places)
+
+
+def test_a_graph_break_is_an_error_on_request() -> None:
+    with pytest.raises(EscapeError, match="graph break"):
+        compile_(with_graph_break, on_escape="error")(w(), ids())
+
+
+def test_a_graph_break_is_ignored_on_request() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EscapeWarning)
+        compile_(with_graph_break, on_escape="ignore")(w(), ids())
+
+
+def test_a_graph_break_is_in_the_report() -> None:
+    reports: list[Any] = []
+    compile_(with_graph_break, on_escape="ignore", report=reports.append)(w(), ids())
+    assert [len(r.escapes) for r in reports] == [1, 0]
+
+
+def test_a_whole_graph_does_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EscapeWarning)
+        compile_(lambda x, i: x[i].sin())(w(), ids()).sum().backward()
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("warn", EscapeWarning), ("error", EscapeError)])
+def test_the_recompile_limit(policy: str, expected: type[Exception]) -> None:
+    def f(x: Tensor, i: Tensor, k: int) -> Tensor:
+        return x[i] * k
+
+    compiled = torch.compile(f, backend=detpass, dynamic=False, options={"on_escape": policy})
+    with torch._dynamo.config.patch(recompile_limit=2, automatic_dynamic_shapes=False):
+        compiled(w(), ids(), 1)
+        compiled(w(), ids(), 2)
+        context = pytest.warns if issubclass(expected, Warning) else pytest.raises
+        with context(expected, match=r"'f' \(.*test_escapes.py:\d+\) reached recompile_limit=2.*mark_dynamic"):
+            compiled(w(), ids(), 3)
+
+
+def test_another_backends_recompile_limit_is_not_ours() -> None:
+    def f(x: Tensor, k: int) -> Tensor:
+        return x * k
+
+    compiled = torch.compile(f, backend="eager", dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=1), warnings.catch_warnings():
+        warnings.simplefilter("error", EscapeWarning)
+        compiled(w(), 1)
+        compiled(w(), 2)
+
+
+def test_suppressed_errors() -> None:
+    """A failed compile under suppress_errors runs eagerly: that is said."""
+
+    def broken(graph: Any) -> None:
+        raise RuntimeError("a user's pass failed")
+
+    compiled = compile_(lambda x, i: x[i].sin(), joint_custom_pre_pass=broken)
+    with (
+        torch._dynamo.config.patch(suppress_errors=True),
+        pytest.warns(EscapeWarning, match="(?s)suppress_errors=True.*a user's pass failed.*suppress_errors=False"),
+    ):
+        compiled(w(), ids())
+
+
+def test_our_own_refusal_is_not_suppressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """suppress_errors must not turn an uncovered operation into silent eager code."""
+    sin = torch.ops.aten.sin.default
+    monkeypatch.setattr(rules, "hazard", lambda node, device: "made up for this test" if node.target is sin else None)
+    compiled = compile_(lambda x: x.sin())
+    with torch._dynamo.config.patch(suppress_errors=True), pytest.raises(UncoveredError, match="aten.sin.default"):
+        compiled(w())
+
+
+@pytest.mark.parametrize(
+    "options", [{"use_joint_graph_passes": False}, {"disabled_passes": "joint_custom_post_pass"}], ids=str
+)
+def test_settings_that_skip_the_pass_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="skips the rewrite; remove"):
+        compile_(lambda x, i: x[i], **options)(w(), ids())
+
+
+def test_last_report_of_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from collections import deque
+
+    from detpass import backend
+
+    monkeypatch.setattr(backend, "_reports", deque())
+    assert last_report() is None
