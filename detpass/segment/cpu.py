@@ -15,22 +15,22 @@ from torch import Tensor
 
 from detpass.segment import build, fallback
 from detpass.segment.reference import identity
-from detpass.segment.strategy import Sizes, Strategy, choose
+from detpass.segment.strategy import Choice, Sizes, Strategy, choose
 
 FIELDS = (
-    ("index", "index_stride", "index_bytes", "wrap")
-    + ("batch", "rows", "segments", "features")
-    + ("source", "source_batch", "source_row")
-    + ("dest", "dest_batch", "dest_row")
-    + ("out", "out_batch", "out_row")
-    + ("perm", "offsets")
-    + ("threads", "form", "owner_bytes")
+    *("index", "index_stride", "index_bytes", "wrap"),
+    *("batch", "rows", "segments", "features"),
+    *("source", "source_batch", "source_row"),
+    *("dest", "dest_batch", "dest_row"),
+    *("out", "out_batch", "out_row"),
+    *("perm", "offsets"),
+    *("threads", "form", "owner_bytes", "hot_permille"),
 )
 """The record ``Call`` of ``cpp/common.h``: int64 each, in this order."""
 
 _pack = struct.Struct(f"={len(FIELDS)}q").pack
 _OK, _OUT_OF_MEMORY = -1, -2
-_HUGE_PAGES_FROM = 1 << 23
+_PLANNED = Choice(Strategy.PLANNED)
 _NAMES = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
@@ -100,8 +100,9 @@ def _accumulate(
         # Each column becomes a batch entry of its own: a transposed source is then read along its memory.
         if batch > 1:
             for b in range(batch):
-                entry = slice(b, b + 1)
-                _accumulate(kernel, out[entry], None if dest is None else dest[entry], source[entry], index, plan_, wrap, op)
+                at = slice(b, b + 1)
+                part = None if dest is None else dest[at]
+                _accumulate(kernel, out[at], part, source[at], index, plan_, wrap, op)
             return
         batch, features = features, 1
         source_batch, out_batch, dest_batch = source_feature, out_feature, dest_feature
@@ -109,16 +110,14 @@ def _accumulate(
     element = source.element_size()
     in_place = dest is not None and dest.data_ptr() == out.data_ptr()
     if plan_ is not None:
-        form, owner_bytes = Strategy.PLANNED, 0
+        choice = _PLANNED
         where = (0, 0, 0, 0)
         plan_pointers = (plan_[0].data_ptr(), plan_[1].data_ptr())
     else:
         assert index is not None
         index_bytes = index.element_size()
         own = in_place or element < 4 or out_row != features
-        form, owner_bytes = choose(
-            Sizes(batch, rows, segments, features, element, index_bytes, threads, scannable, own, in_place)
-        )
+        choice = choose(Sizes(batch, rows, segments, features, element, index_bytes, threads, scannable, own, in_place))
         where = (index.data_ptr(), index.stride(0), index_bytes, int(wrap))
         plan_pointers = (0, 0)
     status = call(
@@ -139,8 +138,9 @@ def _accumulate(
             out_row,
             *plan_pointers,
             threads,
-            form,
-            owner_bytes,
+            choice.form,
+            choice.owner_bytes,
+            choice.hot_permille,
         )
     )
     if status != _OK:
@@ -219,7 +219,7 @@ def planned_reduce(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str) -
     """See ``functional.planned_reduce``."""
     if source.dtype.is_complex and reduce == "sum":
         return torch.view_as_complex(planned_reduce(_components(source), perm, offsets, reduce).unflatten(2, (-1, 2)))
-    kernel = _kernel(source.dtype, reduce) if perm.dtype == torch.int32 else None
+    kernel = _kernel(source.dtype, reduce) if perm.dtype == offsets.dtype == torch.int32 else None
     if kernel is None:
         return fallback.planned_reduce(source, perm, offsets, reduce)
     out = _fresh((source.shape[0], offsets.shape[0] - 1, source.shape[2]), source)
@@ -234,7 +234,7 @@ def planned_accumulate(dest: Tensor, perm: Tensor, offsets: Tensor, source: Tens
     if source.dtype.is_complex and reduce == "sum":
         real = planned_accumulate(_components(dest), perm, offsets, _components(source), reduce)
         return torch.view_as_complex(real.unflatten(2, (-1, 2)))
-    kernel = _kernel(source.dtype, reduce) if perm.dtype == torch.int32 else None
+    kernel = _kernel(source.dtype, reduce) if perm.dtype == offsets.dtype == torch.int32 else None
     if kernel is None:
         return fallback.planned_accumulate(dest, perm, offsets, source, reduce)
     out = _fresh((dest.shape[0], dest.shape[1], dest.shape[2]), dest)
@@ -246,7 +246,7 @@ def planned_accumulate(dest: Tensor, perm: Tensor, offsets: Tensor, source: Tens
 
 def planned_accumulate_(dest: Tensor, perm: Tensor, offsets: Tensor, source: Tensor, reduce: str) -> Tensor:
     """``planned_accumulate`` into ``dest`` itself."""
-    kernel = _kernel(dest.dtype, reduce) if perm.dtype == torch.int32 else None
+    kernel = _kernel(dest.dtype, reduce) if perm.dtype == offsets.dtype == torch.int32 else None
     if dest.dtype.is_complex and reduce == "sum" and dest.stride(2) == 1:
         planned_accumulate_(_components(dest), perm, offsets, _components(source), reduce)
     elif kernel is None:
@@ -270,7 +270,7 @@ def _index_call(
     address = 0 if out is None else out.data_ptr()
     threads = torch.get_num_threads() if index.shape[0] >= 8192 else 1
     status = function(
-        _pack(*where, 1, index.shape[0], segments, 1, *(0,) * 6, address, 0, 0, *plan_, threads, form, 0)
+        _pack(*where, 1, index.shape[0], segments, 1, *(0,) * 6, address, 0, 0, *plan_, threads, form, 0, 0)
     )
     if status != _OK:
         _raise(status, index, segments, wrap, op)

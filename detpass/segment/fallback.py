@@ -84,7 +84,7 @@ def planned_totals(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str) -
     counts = (offsets[1:] - offsets[:-1]).to(torch.int64)
     rows = counts.nonzero().flatten()
     counts = counts[rows]
-    start = torch.full((source.shape[0], 1, source.shape[2]), identity(compute, reduce), dtype=compute).to(source.device)
+    start = source.new_full((source.shape[0], 1, source.shape[2]), identity(compute, reduce), dtype=compute)
     order = perm.to(torch.int64)
     totals, counts = _one_level(lambda i: source[:, order[i]].to(compute), counts, CHUNK_ROWS, start, combine)
     while counts.numel() and int(counts.max().item()) > 1:

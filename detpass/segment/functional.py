@@ -12,15 +12,16 @@ that names ``op``, the value, its position and the size (on a GPU: a device-side
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from detpass.segment import fallback, ops  # noqa: F401  (ops registers the operators)
-from detpass.segment.constants import skipped_value
+from detpass.segment import ops as ops  # registers the operators
+from detpass.segment import traced
 from detpass.segment.reference import Reduction, check_supported
 
 _assumed_device: ContextVar[torch.device | None] = ContextVar("detpass_assumed_device", default=None)
@@ -48,11 +49,17 @@ def assume_device(device: torch.device | str | None) -> Iterator[None]:
 def form_for(device: torch.device, dtype: torch.dtype | None = None, reduce: str = "sum") -> Form:
     """Return the form for tensors on ``device``. THE dispatch: every function below asks here and nowhere else.
 
-    Only sums have a Triton kernel; other reductions use the operator, whose form on a GPU is ``fallback.py``.
+    ``dtype`` and ``reduce`` name the accumulation (None: work on indices alone). Products of complex numbers have no
+    Triton kernel; on a GPU the operator then runs ``fallback.py``.
     """
     target = _assumed_device.get() or device
-    sums = reduce == "sum" and dtype is not None and dtype != torch.bool
-    return Form.TRITON if target.type == "cuda" and sums else Form.OPERATOR
+    without_kernel = dtype is not None and dtype.is_complex and reduce == "prod"
+    return Form.TRITON if target.type == "cuda" and not without_kernel else Form.OPERATOR
+
+
+def _call(operator: Callable[..., Any], *arguments: Any) -> Tensor:
+    result: Tensor = operator(*arguments)
+    return result
 
 
 def segment_reduce(
@@ -66,9 +73,9 @@ def segment_reduce(
     """
     check_supported(source.dtype, reduce)
     if form_for(source.device, source.dtype, reduce) is Form.TRITON:
-        perm, offsets = _sorted_plan(index, num_segments, wrap, op)
+        perm, offsets = traced.sorted_plan(index, num_segments, wrap, op)
         return planned_reduce(source, perm, offsets, reduce)
-    return torch.ops.detpass.segment_reduce(source, index, num_segments, reduce, wrap, op)
+    return _call(torch.ops.detpass.segment_reduce.default, source, index, num_segments, reduce, wrap, op)
 
 
 def segment_accumulate(
@@ -76,20 +83,23 @@ def segment_accumulate(
 ) -> Tensor:
     """Return ``dest`` combined with the totals of the rows of ``source`` by segment.
 
-    ``dest: [B, S, D]``, ``index: int32|int64[N]``, ``source: [B, N, D]`` of the dtype of ``dest``; result ``[B, S, D]``.
+    ``dest: [B, S, D]``, ``index: int32|int64[N]``, ``source: [B, N, D]`` of the dtype of ``dest``, result
+    ``[B, S, D]``.
     A segment without members keeps ``dest`` bit for bit; otherwise ``dest`` and the total are combined in the
     accumulation dtype and rounded once. ``amax`` and ``amin`` let NaN win and take ``-0.0 < +0.0``.
     """
     check_supported(source.dtype, reduce)
     if form_for(source.device, source.dtype, reduce) is Form.TRITON:
-        perm, offsets = _sorted_plan(index, dest.shape[1], wrap, op)
+        perm, offsets = traced.sorted_plan(index, dest.shape[1], wrap, op)
         return planned_accumulate(dest, perm, offsets, source, reduce)
-    return torch.ops.detpass.segment_accumulate(dest, index, source, reduce, wrap, op)
+    return _call(torch.ops.detpass.segment_accumulate.default, dest, index, source, reduce, wrap, op)
 
 
 def segment_count(index: Tensor, num_segments: int, wrap: bool = False, op: str = "") -> Tensor:
     """Return ``int64[num_segments]``: how many rows of ``index: int32|int64[N]`` name each segment."""
-    return torch.ops.detpass.segment_count(index, num_segments, wrap, op)
+    if form_for(index.device) is Form.TRITON:
+        return traced.segment_count(index, num_segments, wrap, op)
+    return _call(torch.ops.detpass.segment_count.default, index, num_segments, wrap, op)
 
 
 def last_positions(index: Tensor, num_segments: int, wrap: bool = False, op: str = "") -> Tensor:
@@ -97,7 +107,9 @@ def last_positions(index: Tensor, num_segments: int, wrap: bool = False, op: str
 
     With it "the last write wins": all writers of one place write the value of the last of them.
     """
-    return torch.ops.detpass.last_positions(index, num_segments, wrap, op)
+    if form_for(index.device) is Form.TRITON:
+        return traced.last_positions(index, num_segments, wrap, op)
+    return _call(torch.ops.detpass.last_positions.default, index, num_segments, wrap, op)
 
 
 def linear_index(indices: Sequence[Tensor], sizes: Sequence[int], wrap: bool = False, op: str = "") -> Tensor:
@@ -105,18 +117,20 @@ def linear_index(indices: Sequence[Tensor], sizes: Sequence[int], wrap: bool = F
 
     A position where any component is skipped is ``SKIPPED``.
     """
-    return torch.ops.detpass.linear_index(list(indices), list(sizes), wrap, op)
+    if form_for(indices[0].device) is Form.TRITON:
+        return traced.linear_index(indices, sizes, wrap, op)
+    return _call(torch.ops.detpass.linear_index.default, list(indices), list(sizes), wrap, op)
 
 
 def plan(index: Tensor, num_segments: int, wrap: bool = False, op: str = "") -> tuple[Tensor, Tensor]:
     """Return ``perm [N]`` and ``offsets [S + 1]`` for accumulations that share ``index``.
 
     ``perm[offsets[s]:offsets[s + 1]]`` are the members of segment ``s`` in increasing position; skipped rows come
-    after all of them. Both are int32 while ``N < 2**31``, otherwise int64.
+    after all of them. On a CPU both are int32 while ``N < 2**31``, otherwise int64; on CUDA ``perm`` is int64.
     """
-    if form_for(index.device, torch.float32) is Form.TRITON:
-        return _sorted_plan(index, num_segments, wrap, op)
-    perm, offsets = torch.ops.detpass.plan(index, num_segments, wrap, op)
+    if form_for(index.device) is Form.TRITON:
+        return traced.sorted_plan(index, num_segments, wrap, op)
+    perm, offsets = torch.ops.detpass.plan.default(index, num_segments, wrap, op)
     return perm, offsets
 
 
@@ -124,10 +138,8 @@ def planned_reduce(source: Tensor, perm: Tensor, offsets: Tensor, reduce: Reduct
     """``segment_reduce`` with the ``perm`` and ``offsets`` of ``plan``."""
     check_supported(source.dtype, reduce)
     if form_for(source.device, source.dtype, reduce) is Form.TRITON:
-        from detpass.segment import triton_kernels
-
-        return triton_kernels.segment_sum_sorted(source, perm, offsets)
-    return torch.ops.detpass.planned_reduce(source, perm, offsets, reduce)
+        return traced.planned_reduce(source, perm, offsets, reduce)
+    return _call(torch.ops.detpass.planned_reduce.default, source, perm, offsets, reduce)
 
 
 def planned_accumulate(
@@ -136,24 +148,5 @@ def planned_accumulate(
     """``segment_accumulate`` with the ``perm`` and ``offsets`` of ``plan``."""
     check_supported(source.dtype, reduce)
     if form_for(source.device, source.dtype, reduce) is Form.TRITON:
-        from detpass.segment import triton_kernels
-
-        return triton_kernels.segment_sum_sorted(source, perm, offsets, dest=dest)
-    return torch.ops.detpass.planned_accumulate(dest, perm, offsets, source, reduce)
-
-
-def _sorted_plan(index: Tensor, num_segments: int, wrap: bool, op: str) -> tuple[Tensor, Tensor]:
-    """``plan`` as a stable sort and a binary search, with static shapes and no synchronisation."""
-    kept = index != skipped_value(index.dtype)
-    legal = (index >= (-num_segments if wrap else 0)) & (index < num_segments)
-    torch.ops.aten._assert_async.msg(
-        (legal | ~kept).all(), f"{op}: an index is out of bounds for size {num_segments}" if op else "index out of bounds"
-    )
-    settled = torch.where(index < 0, index + num_segments, index) if wrap else index
-    dtype = torch.int32 if num_segments < 2**31 - 1 else torch.int64
-    keys = torch.where(kept, settled, num_segments).to(dtype)
-    keys, perm = torch.sort(keys, stable=True)
-    bounds = torch.arange(num_segments + 1, device=index.device, dtype=dtype)
-    offsets = torch.searchsorted(keys, bounds, out_int32=True)
-    counted = fallback.plan_dtype(index.shape[0])
-    return perm.to(counted), offsets.to(counted)
+        return traced.planned_accumulate(dest, perm, offsets, source, reduce)
+    return _call(torch.ops.detpass.planned_accumulate.default, dest, perm, offsets, source, reduce)

@@ -7,8 +7,9 @@ table in place. They hold no autograd formula: they appear in graphs that are di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,10 +75,10 @@ def _check_dest(dest: Tensor, source: Tensor) -> None:
 
 
 def _check_plan(perm: Tensor, offsets: Tensor, source: Tensor, reduce: str) -> None:
-    if perm.dim() != 1 or offsets.dim() != 1 or perm.dtype != offsets.dtype or perm.dtype not in INDEX_DTYPES:
+    if perm.dim() != 1 or offsets.dim() != 1 or not {perm.dtype, offsets.dtype} <= set(INDEX_DTYPES):
         raise ValueError(
             f"perm is {perm.dtype}{tuple(perm.shape)}, offsets {offsets.dtype}{tuple(offsets.shape)}; "
-            "expected two vectors of one integer dtype, as plan() gives them"
+            "expected two vectors of int32 or int64, as plan() gives them"
         )
     _check_source(source, perm.shape[0], reduce)
 
@@ -239,7 +240,7 @@ def _fake_planned_accumulate_(
     return dest
 
 
-_KERNELS = {
+_KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "segment_reduce": (_segment_reduce, _fake_segment_reduce),
     "segment_accumulate": (_segment_accumulate, _fake_segment_accumulate),
     "segment_accumulate_": (_segment_accumulate_, _fake_segment_accumulate_),
@@ -260,3 +261,24 @@ INPLACE_VARIANTS = (
     (torch.ops.detpass.planned_accumulate.default, torch.ops.detpass.planned_accumulate_.default),
 )
 """Pairs (functional, in place); argument 0 is the one mutated. The backend tells Inductor about them."""
+
+
+def _functionalize(functional: Any, inplace: Any) -> None:
+    """Under functionalization, turn a call of ``inplace`` into ``functional`` and a replacement of its argument.
+
+    Inductor also asks for this kernel before it accepts a mutating operator that returns its argument.
+    """
+
+    @inplace.py_functionalize_impl  # type: ignore[untyped-decorator]
+    def _(context: Any, dest: Tensor, *others: Any, **options: Any) -> Tensor:
+        inner = context.unwrap_tensors((dest, *others))
+        with context.redispatch_to_next():
+            updated = functional(*inner, **options)
+        context.replace(dest, updated)
+        context.commit_update(dest)
+        context.sync(dest)
+        return dest
+
+
+for _pair in INPLACE_VARIANTS:
+    _functionalize(*_pair)

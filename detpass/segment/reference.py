@@ -58,7 +58,7 @@ def identity(dtype: torch.dtype, reduce: str) -> float | int | bool:
 
 
 def canonical_nan(values: Tensor) -> Tensor:
-    """Return ``values`` with every NaN replaced by the type's default quiet NaN, sign clear (complex: per component)."""
+    """Return ``values`` with each NaN replaced by the type's default quiet NaN, sign clear (complex: per component)."""
     if values.dtype.is_complex:
         return torch.view_as_complex(canonical_nan(torch.view_as_real(values)))
     if not values.dtype.is_floating_point:
@@ -131,7 +131,7 @@ def segment_accumulate(
     reduce: Reduction = "sum",
     wrap: bool = False,
 ) -> Tensor:
-    """Return ``[B, S, D]``: ``dest [B, S, D]`` (None: nothing) accumulated with ``source [B, N, D]`` in canonical order."""
+    """Return ``[B, S, D]``: ``dest [B, S, D]`` (None: no dest) accumulated with ``source [B, N, D]``, as above."""
     check_supported(source.dtype, reduce)
     compute = accumulation_dtype(source.dtype)
     combine = combiner(source.dtype, reduce)

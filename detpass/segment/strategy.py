@@ -25,14 +25,20 @@ class Strategy(enum.IntEnum):
 class CostModel:
     """Thresholds of the choice between forms."""
 
-    sorted_row_bytes: int = 256
-    """Rows of this many bytes or more are summed in registers after a sort; shorter ones are scanned."""
+    scan_row_bytes: int = 512
+    """Rows shorter than this are scanned, longer ones summed in registers after a sort (several threads)."""
+    scan_row_bytes_alone: int = 2048
+    """The same for one thread, which owns every row and reads the source straight through."""
     sparse_ratio: int = 2
     """An in-place update of a table with more than this many segments a row avoids passes over the table."""
-    scratch_share: float = 0.25
+    scratch_share: float = 0.12
     """A scan that needs accumulators besides the output may use this share of the bytes of its operands."""
-    owner_bytes: int = 1 << 40
-    """The most bytes of accumulators that an owner works on at a time."""
+    least_scratch: int = 1 << 18
+    """Bytes that an owner may use in any case; below, it would walk the index too often."""
+    hot_share: float = 0.5
+    """With several threads a scan gives way to a sort where one segment has more than this share of the rows."""
+    hot_row_bytes: int = 32
+    """... if rows have at least this many bytes: for shorter ones the sort costs more than the imbalance."""
 
 
 MODEL = CostModel()
@@ -56,18 +62,32 @@ class Sizes:
     in_place: bool
 
 
-def choose(sizes: Sizes, model: CostModel = MODEL) -> tuple[Strategy, int]:
-    """Return the form and the most bytes of accumulators that a scan's owner may hold at a time."""
+@dataclass(frozen=True)
+class Choice:
+    """A form and its parameters."""
+
+    form: Strategy
+    owner_bytes: int = 1 << 40
+    """The most bytes of accumulators that an owner of a scan works on at a time."""
+    hot_permille: int = 0
+    """A scan that finds (in a sample) a larger share of the rows in one segment sorts after all; 0: never."""
+
+
+def choose(sizes: Sizes, model: CostModel = MODEL) -> Choice:
+    """Return the form for ``sizes``. Raises OverflowError where no kernel can address that many rows."""
     if sizes.rows >= 2**31:
         if not sizes.scannable:
             raise OverflowError(f"{sizes.rows} rows; a reduction other than a sum takes at most {2**31 - 1}")
-        return Strategy.SCAN, model.owner_bytes
+        return Choice(Strategy.SCAN)
     if sizes.in_place and sizes.segments > max(4096, model.sparse_ratio * sizes.rows):
-        return Strategy.SPARSE, model.owner_bytes
-    if not sizes.scannable or sizes.features * sizes.element_bytes >= model.sorted_row_bytes:
-        return Strategy.SORTED, model.owner_bytes
+        return Choice(Strategy.SPARSE)
+    row_bytes = sizes.features * sizes.element_bytes
+    longest = model.scan_row_bytes_alone if sizes.threads == 1 else model.scan_row_bytes
+    if not sizes.scannable or row_bytes >= longest:
+        return Choice(Strategy.SORTED)
+    hot = int(1000 * model.hot_share) if sizes.threads > 1 and row_bytes >= model.hot_row_bytes else 0
     if not sizes.own_accumulators:
-        return Strategy.SCAN, model.owner_bytes
-    operands = sizes.rows * (sizes.batch * sizes.features * sizes.element_bytes + sizes.index_bytes)
+        return Choice(Strategy.SCAN, hot_permille=hot)
+    operands = sizes.rows * (sizes.batch * row_bytes + sizes.index_bytes) + sizes.segments * sizes.batch * row_bytes
     room = int(model.scratch_share * operands) // max(sizes.threads, 1)
-    return Strategy.SCAN, max(1 << 18, room)
+    return Choice(Strategy.SCAN, max(model.least_scratch, room), hot)

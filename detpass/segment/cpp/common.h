@@ -43,7 +43,7 @@ struct Call {
   i64 dest, dest_batch, dest_row;
   i64 out, out_batch, out_row;
   i64 perm, offsets;
-  i64 threads, form, owner_bytes;
+  i64 threads, form, owner_bytes, hot_permille;
 };
 
 enum Form : i64 { SCAN = 0, SORTED = 1, SPARSE = 2, PLANNED = 3 };

@@ -76,6 +76,22 @@ __attribute__((noinline)) static i64 first_bad_row(const Call& c) {
   return c.index_bytes == 8 ? Index<i64>(c).first_bad() : Index<i32>(c).first_bad();
 }
 
+// Whether one segment has more than the call's share of the rows, judged by a sample. It decides time alone.
+__attribute__((noinline)) static bool has_hot_segment(const Call& c) {
+  constexpr i64 SAMPLE = 512;
+  if (!c.hot_permille || c.rows < 8 * SAMPLE) return false;
+  std::vector<i64> seen(SAMPLE);
+  for (i64 j = 0; j < SAMPLE; j++) {
+    const i64 i = c.rows * j / SAMPLE * c.index_stride;
+    seen[size_t(j)] = c.index_bytes == 8 ? reinterpret_cast<const i64*>(c.index)[i] : reinterpret_cast<const i32*>(c.index)[i];
+  }
+  std::sort(seen.begin(), seen.end());
+  const i64 run = SAMPLE * c.hot_permille / 1000;
+  for (i64 j = 0; j + run < SAMPLE; j++)
+    if (seen[size_t(j)] == seen[size_t(j + run)]) return true;
+  return false;
+}
+
 // A stable counting sort. perm: members by segment, then skipped rows; offsets: segments + 1 entries. Threads take
 // equal runs of rows, each with its own histogram. Returns OK or the position of a bad index.
 template <class I> i64 counting_sort(const Index<I>& ix, i32* perm, i32* offsets, i64 threads) {

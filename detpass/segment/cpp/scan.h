@@ -42,8 +42,8 @@ template <class A> struct Carry {
     }
     return slot;
   }
-  // Carry `row`, a full sum of the level below, and clear it.
-  void push(i64 s, A* row) {
+  // Carry `row`, a full sum of the level below, and clear it. Rare: kept out of the loops over rows.
+  __attribute__((noinline, cold)) void push(i64 s, A* row) {
     i64 slot = find(s);
     if (slot < 0) slot = add(s);
     A* sum = &sums[size_t(slot * features)];
@@ -98,9 +98,27 @@ template <class K> struct Scan {
     std::vector<u8> used;
   };
 
+  // Add `found` rows of a block to their accumulators. Apart from its caller so that its few values stay in registers.
+  template <int FEATURES>
+  static __attribute__((noinline)) void add_block(A* __restrict sums, u8* __restrict used, const T* __restrict block,
+                                                  i64 stride, i64 width, const i32* __restrict rows,
+                                                  const i32* __restrict segments, i64 found, Carry<A>& carry) {
+    constexpr i64 AHEAD = 12;
+    const i64 features = FEATURES ? FEATURES : width;
+    for (i64 j = 0; j < found; j++) {
+      if (FEATURES != 1 && j + AHEAD < found) {
+        prefetch(sums + i64(segments[j + AHEAD]) * features, features * i64(sizeof(A)));
+        prefetch(block + i64(rows[j + AHEAD]) * stride, features * i64(sizeof(T)));
+      }
+      const i64 s = segments[j];
+      A* sum = sums + s * features;
+      add_row<K>(sum, block + i64(rows[j]) * stride, features);
+      if (__builtin_expect(++used[s] == 0, 0)) carry.push(s, sum);
+    }
+  }
+
   // FEATURES: the number of columns when the compiler shall know it, or 0. Returns how many rows it owned.
   template <int FEATURES> i64 own(i64 b, i64 low, i64 count, Room& room) const {
-    constexpr i64 AHEAD = 12;
     const i64 features = FEATURES ? FEATURES : c.features;
     const T* source = reinterpret_cast<const T*>(c.source) + b * c.source_batch;
     T* out = reinterpret_cast<T*>(c.out) + b * c.out_batch + low * c.out_row;
@@ -119,18 +137,8 @@ template <class K> struct Scan {
     i64 owned = 0;
     for (i64 first = 0; first < c.rows; first += BLOCK) {
       const i64 found = select_rows(c, first, std::min(c.rows, first + BLOCK), low, count, rows, segments);
-      const T* block = source + first * c.source_row;
+      add_block<FEATURES>(sums, used, source + first * c.source_row, c.source_row, features, rows, segments, found, carry);
       owned += found;
-      for (i64 j = 0; j < found; j++) {
-        if (FEATURES != 1 && j + AHEAD < found) {
-          prefetch(sums + i64(segments[j + AHEAD]) * features, features * i64(sizeof(A)));
-          prefetch(block + i64(rows[j + AHEAD]) * c.source_row, features * i64(sizeof(T)));
-        }
-        const i64 s = segments[j];
-        A* sum = sums + s * features;
-        add_row<K>(sum, block + i64(rows[j]) * c.source_row, features);
-        if (__builtin_expect(++used[s] == 0, 0)) carry.push(s, sum);
-      }
     }
     finish(b, low, count, sums, used, carry, out);
     return owned;
@@ -183,6 +191,8 @@ template <class K> struct Scan {
   }
 
   i64 run() const {
+    if (c.out != c.dest)
+      want_huge_pages(reinterpret_cast<void*>(c.out), c.batch * c.segments * c.features * i64(sizeof(T)));
     const i64 threads = std::max<i64>(c.threads, 1);
     const i64 owners = std::max<i64>(1, std::min(c.segments, (threads + c.batch - 1) / std::max<i64>(c.batch, 1)));
     const i64 row_bytes = std::max<i64>(1, c.features * i64(sizeof(A)));

@@ -174,6 +174,8 @@ template <class K> struct Sorted {
   }
 
   void run() const {
+    if (c.out != c.dest)
+      want_huge_pages(reinterpret_cast<void*>(c.out), c.batch * c.segments * c.features * i64(sizeof(T)));
     const i64 threads = std::max<i64>(c.threads, 1), units = threads == 1 ? 1 : threads * 16;
     const i64 long_run = threads == 1 ? std::numeric_limits<i64>::max()
                                       : std::max<i64>(8 * CHUNK, i64(offsets[segments]) / (4 * threads));

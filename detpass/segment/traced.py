@@ -1,0 +1,69 @@
+"""Forms for CUDA made of torch operations that a compiler can see: no data is read back, every shape is static.
+
+The sums themselves are Triton kernels (``triton_kernels.py`` over the plan of ``triton_plan.py``); here is what stands
+around them: step 4 of the canonical order, counts, last positions and linear indices. An index out of bounds fails a
+device-side assertion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from detpass.segment import triton_kernels, triton_plan
+from detpass.segment.constants import SKIPPED, skipped_value
+from detpass.segment.reference import accumulation_dtype, canonical_nan, combiner
+
+sorted_plan = triton_plan.sorted_plan
+
+
+def planned_reduce(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str) -> Tensor:
+    """Return the totals ``[B, S, D]``; a segment without members gets the identity."""
+    return triton_kernels.segment_sum_sorted(source, perm, offsets, reduce)
+
+
+def planned_accumulate(dest: Tensor, perm: Tensor, offsets: Tensor, source: Tensor, reduce: str) -> Tensor:
+    """Return ``dest`` combined with the totals in the accumulation dtype, rounded once; untouched rows as they are."""
+    compute = accumulation_dtype(source.dtype)
+    totals = triton_kernels.segment_sum_sorted(source, perm, offsets, reduce, compute)
+    combined = canonical_nan(combiner(source.dtype, reduce)(dest.to(compute), totals).to(dest.dtype))
+    touched = (offsets[1:] > offsets[:-1]).unsqueeze(-1)
+    return torch.where(touched, combined, dest)
+
+
+def segment_count(index: Tensor, num_segments: int, wrap: bool, op: str) -> Tensor:
+    """Return ``int64[S]``: the members of each segment."""
+    offsets = sorted_plan(index, num_segments, wrap, op)[1]
+    return (offsets[1:] - offsets[:-1]).to(torch.int64)
+
+
+def last_positions(index: Tensor, num_segments: int, wrap: bool, op: str) -> Tensor:
+    """Return ``int64[N]``: for each row the last position with the same index. No pass over the segments."""
+    settled, kept = settle(index, num_segments, wrap, op)
+    keys = torch.where(kept, settled, -1)
+    ordered, perm = torch.sort(keys, stable=True)
+    last = perm[(torch.searchsorted(ordered, keys, right=True) - 1).clamp(min=0)]
+    return torch.where(kept, last, torch.arange(index.shape[0], device=index.device))
+
+
+def linear_index(indices: Sequence[Tensor], sizes: Sequence[int], wrap: bool, op: str) -> Tensor:
+    """Return ``int64[n]``: the broadcast ``indices`` combined row-major over ``sizes``; skipped where any is."""
+    linear = torch.zeros((), dtype=torch.int64, device=indices[0].device)
+    live = torch.ones((), dtype=torch.bool, device=indices[0].device)
+    for axis, (component, size) in enumerate(zip(indices, sizes, strict=True)):
+        settled, kept = settle(component, size, wrap, f"{op} (index {axis})" if op else f"index {axis}")
+        linear = linear * size + torch.where(kept, settled, 0)
+        live = live & kept
+    return torch.where(live, linear, SKIPPED).reshape(-1)
+
+
+def settle(index: Tensor, size: int, wrap: bool, op: str) -> tuple[Tensor, Tensor]:
+    """Return ``index`` wrapped, as int64, and which rows are kept; assert on the device that all are in bounds."""
+    kept = index != skipped_value(index.dtype)
+    wide = index.to(torch.int64)
+    settled = torch.where(wide < 0, wide + size, wide) if wrap else wide
+    inside = (settled >= 0) & (settled < size)
+    torch.ops.aten._assert_async.msg((inside | ~kept).all(), triton_plan._message(op or "index", size))
+    return settled, kept
