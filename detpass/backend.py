@@ -189,8 +189,14 @@ def _uuid(graph_module: fx.GraphModule, own: Options, rule_set: RuleSet) -> str:
     digest.update(rule_set.fingerprint().encode())
     digest.update(repr((own.on_uncovered, own.target)).encode())
     for node in _all_nodes(graph_module):
-        digest.update(f"{node.target}@{source_location(node)}\n".encode())
+        digest.update(f"{_name(node.target)}@{source_location(node)}\n".encode())
     return digest.hexdigest()
+
+
+def _name(target: Any) -> str:
+    """The name of a node's target, without the address that the repr of a function has."""
+    qualified = getattr(target, "__qualname__", None)
+    return str(target) if qualified is None else f"{getattr(target, '__module__', '')}.{qualified}"
 
 
 def _all_nodes(graph_module: fx.GraphModule) -> Iterable[fx.Node]:
