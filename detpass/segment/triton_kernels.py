@@ -111,12 +111,13 @@ def launches(
     offsets: Tensor,
     reduce: str,
     out_dtype: torch.dtype,
+    dest: Tensor | None = None,
     wrap: Callable[[Any], Any] = _plain,
     tile: Tile | None = None,
     chunk_rows: int = CHUNK_ROWS,
     fan_in: int = FAN_IN,
 ) -> Tensor:
-    """Launch the levels for ``source: [B, N, D]`` (real, contiguous) and return ``[B, S, D]`` of ``out_dtype``.
+    """Launch the levels for ``source: [B, N, D]`` and ``dest: [B, S, D]`` (real, contiguous), return ``[B, S, D]``.
 
     ``tile``, ``chunk_rows`` and ``fan_in`` are for measurements and tests; the last two change the bits.
     """
@@ -124,7 +125,7 @@ def launches(
     batch, num_rows, columns = source.shape
     num_segments = offsets.shape[0] - 1
     out = torch.empty((batch, num_segments, columns), dtype=out_dtype, device=source.device)
-    if 0 in (columns, num_segments if isinstance(num_segments, int) else 1, batch if isinstance(batch, int) else 1):
+    if any(_is_zero(size) for size in (columns, num_segments, batch)):
         return out
     accumulate = _accumulator(source.dtype)
     current, current_rows = source, source.shape[1]
@@ -142,6 +143,7 @@ def launches(
             perm,
             offsets,
             partial,
+            current if dest is None else dest,
             out,
             num_segments,
             num_rows,
@@ -153,6 +155,7 @@ def launches(
             SPAN=level.span,
             FAN=level.fan,
             LAST=level.last,
+            HAS_DEST=dest is not None,
             REDUCE=reduce,
             IDENTITY=_integer_identity(source.dtype, reduce),
             ACC=_language_dtype(accumulate),
@@ -169,6 +172,10 @@ def launches(
 def _integer_identity(dtype: torch.dtype, reduce: str) -> int:
     """The kernel writes infinities itself: their Python form does not survive as text in generated code."""
     return 0 if dtype.is_floating_point and reduce in ("amax", "amin") else int(identity(dtype, reduce))
+
+
+def _is_zero(size: Any) -> bool:
+    return isinstance(size, int) and size == 0  # a symbolic size is not: torch makes 0 and 1 constants
 
 
 def _ceil_div(size: Any, divisor: int) -> Any:
@@ -188,33 +195,58 @@ def _language_dtype(dtype: torch.dtype) -> Any:
     return {torch.float32: tl.float32, torch.float64: tl.float64, torch.int64: tl.int64}[dtype]
 
 
-def _real_form(source: Tensor, reduce: str, out_dtype: torch.dtype) -> tuple[Tensor, str, torch.dtype]:
-    """Complex values as pairs of columns; bool as bytes, where a sum is "any" and a product "all"."""
-    if source.dtype.is_complex:
-        pairs = torch.view_as_real(source.resolve_conj()).flatten(-2)
-        return pairs, reduce, torch.float64 if out_dtype == torch.complex128 else torch.float32
-    if source.dtype == torch.bool:
-        return source.to(torch.uint8), {"sum": "amax", "prod": "amin"}.get(reduce, reduce), torch.uint8
-    return source, reduce, out_dtype
+def _real(values: Tensor) -> Tensor:
+    """Complex values as pairs of columns, bool as bytes."""
+    if values.dtype.is_complex:
+        return torch.view_as_real(values.resolve_conj().contiguous()).flatten(-2)
+    return values.to(torch.uint8) if values.dtype == torch.bool else values.contiguous()
 
 
-def _body(
+def _launch_any(
     source: Tensor,
     perm: Tensor,
     offsets: Tensor,
     reduce: str,
     out_dtype: torch.dtype,
-    wrap: Callable[[Any], Any],
+    dest: Tensor | None = None,
 ) -> Tensor:
-    real, how, real_out = _real_form(source, reduce, out_dtype)
-    total = launches(real.contiguous(), perm.contiguous(), offsets.contiguous(), how, real_out, wrap)
+    wrap = _plain if interpreted() else torch.library.wrap_triton
+    real_dtype = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.bool: torch.uint8}
+    how = {"sum": "amax", "prod": "amin"}.get(reduce, reduce) if source.dtype == torch.bool else reduce
+    total = launches(
+        _real(source),
+        perm.contiguous(),
+        offsets.contiguous(),
+        how,
+        real_dtype.get(out_dtype, out_dtype),
+        None if dest is None else _real(dest),
+        wrap,
+    )
     if source.dtype.is_complex:
         return torch.view_as_complex(total.unflatten(-1, (source.shape[-1], 2)))
     return total.to(torch.bool) if source.dtype == torch.bool else total
 
 
+@torch.library.triton_op("detpass::segment_sum_sorted", mutates_args=())
+def _operator(
+    source: Tensor,
+    perm: Tensor,
+    offsets: Tensor,
+    reduce: str,
+    out_dtype: torch.dtype,
+    dest: Tensor | None = None,
+) -> Tensor:
+    """The registered form: eager code launches it, AOTAutograd and torch.export decompose it to its kernels."""
+    return _launch_any(source, perm, offsets, reduce, out_dtype, dest)
+
+
 def segment_sum_sorted(
-    source: Tensor, perm: Tensor, offsets: Tensor, reduce: str = "sum", out_dtype: torch.dtype | None = None
+    source: Tensor,
+    perm: Tensor,
+    offsets: Tensor,
+    reduce: str = "sum",
+    out_dtype: torch.dtype | None = None,
+    dest: Tensor | None = None,
 ) -> Tensor:
     """Accumulate the rows of each segment in the canonical order, on CUDA.
 
@@ -222,7 +254,8 @@ def segment_sum_sorted(
     (:func:`sorted_plan`), shared by the whole batch. ``reduce`` is ``sum``, ``prod``, ``amax``, ``amin``, ``mean`` (the
     total divided by the count) or ``last`` (the last member's bits). Returns ``[B, S, D]`` (``[S, D]``) of
     ``out_dtype``, by default the source's dtype; pass the accumulation dtype to go on in it. An empty segment has the
-    identity; for ``mean`` and ``last`` that is 0.
+    identity; for ``mean`` and ``last`` that is 0. With ``dest`` of the result's shape, ``dest`` is combined with the
+    total in the accumulation dtype before the one rounding, and an empty segment keeps ``dest`` bit for bit.
 
     The bits depend on the operands alone: not on the device model, the tile, the batch or neighbouring segments. Sizes
     may be symbolic except ``D``; nothing is read back to the host. float16 and bfloat16 accumulate in float32,
@@ -231,20 +264,24 @@ def segment_sum_sorted(
     Raises TypeError or ValueError for operands without a meaning, TypeError for products of complex numbers (the
     compiler could contract them; ``segment/fallback.py`` computes them), ImportError without triton.
     """
-    result_dtype = source.dtype if out_dtype is None else out_dtype
-    _check(source, perm, offsets, reduce, result_dtype)
+    result_dtype = out_dtype or (source if dest is None else dest).dtype
+    _check(source, perm, offsets, reduce, result_dtype, dest)
     if reduce == "mean":
         return _mean(source, perm, offsets, result_dtype)
     if reduce == "last":
-        return _last(source, perm, offsets).to(result_dtype)
+        return _last(source, perm, offsets, dest).to(result_dtype)
     if source.dim() == 2:
-        return segment_sum_sorted(source.unsqueeze(0), perm, offsets, reduce, result_dtype).squeeze(0)
+        rows = None if dest is None else dest.unsqueeze(0)
+        return segment_sum_sorted(source.unsqueeze(0), perm, offsets, reduce, result_dtype, rows).squeeze(0)
     if not torch.compiler.is_dynamo_compiling():
         from detpass import _torch_private
 
         if _torch_private.traces_functional_graph():
-            return _torch_private.functionalized(_traced)(source, perm, offsets, reduce, result_dtype)
-    result: Tensor = _operator(source, perm, offsets, reduce, result_dtype)
+            traced: Tensor = _torch_private.functionalized(_launch_any)(
+                source, perm, offsets, reduce, result_dtype, dest
+            )
+            return traced
+    result: Tensor = _operator(source, perm, offsets, reduce, result_dtype, dest)
     return result
 
 
@@ -255,15 +292,17 @@ def _mean(source: Tensor, perm: Tensor, offsets: Tensor, result_dtype: torch.dty
     return (total / count.to(accumulate.to_real())).to(result_dtype)
 
 
-def _last(source: Tensor, perm: Tensor, offsets: Tensor) -> Tensor:
+def _last(source: Tensor, perm: Tensor, offsets: Tensor, dest: Tensor | None) -> Tensor:
     count = (offsets[1:] - offsets[:-1]).unsqueeze(-1)
-    if isinstance(perm.shape[0], int) and perm.shape[0] == 0:
-        return source.new_zeros((*source.shape[:-2], count.shape[0], source.shape[-1]))
+    if _is_zero(perm.shape[0]):
+        return source.new_zeros((*source.shape[:-2], count.shape[0], source.shape[-1])) if dest is None else dest
     rows = perm[(offsets[1:] - 1).clamp(min=0)]
-    return torch.where(count > 0, source.index_select(-2, rows), source.new_zeros(()))
+    return torch.where(count > 0, source.index_select(-2, rows), source.new_zeros(()) if dest is None else dest)
 
 
-def _check(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str, result_dtype: torch.dtype) -> None:
+def _check(
+    source: Tensor, perm: Tensor, offsets: Tensor, reduce: str, result_dtype: torch.dtype, dest: Tensor | None
+) -> None:
     if source.dim() not in (2, 3) or perm.dim() != 1 or offsets.dim() != 1:
         shapes = f"source {tuple(source.shape)}, perm {tuple(perm.shape)}, offsets {tuple(offsets.shape)}"
         raise ValueError(f"expected source [B, N, D] or [N, D], perm [N] and offsets [S + 1]; got {shapes}")
@@ -274,16 +313,10 @@ def _check(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str, result_dt
         raise TypeError(f"mean of {source.dtype}: it would have to be rounded; convert to a floating dtype first")
     if reduce == "prod" and source.dtype.is_complex:
         raise TypeError(f"prod of {source.dtype} has no CUDA kernel; detpass.segment.fallback computes it")
+    if dest is not None and (dest.dim() != source.dim() or dest.dtype != result_dtype or reduce == "mean"):
+        raise ValueError(
+            f"{reduce} of source {source.dtype}{tuple(source.shape)} into dest {dest.dtype}{tuple(dest.shape)} as "
+            f"{result_dtype}: expected a dest of the result's shape and dtype, and another reduction than mean"
+        )
     if result_dtype.is_complex != source.dtype.is_complex:
         raise TypeError(f"segment_sum_sorted of {source.dtype} into {result_dtype}: one is complex, the other is not")
-
-
-def _traced(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str, out_dtype: torch.dtype) -> Tensor:
-    kernel_wrapper = _plain if interpreted() else torch.library.wrap_triton
-    return _body(source, perm, offsets, reduce, out_dtype, kernel_wrapper)
-
-
-@torch.library.triton_op("detpass::segment_sum_sorted", mutates_args=())
-def _operator(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str, out_dtype: torch.dtype) -> Tensor:
-    """The registered form: eager code launches it, AOTAutograd and torch.export decompose it to its kernels."""
-    return _traced(source, perm, offsets, reduce, out_dtype)

@@ -21,6 +21,9 @@ Index tensors are two-dimensional from the start: with one-dimensional ones, exp
 a layout pass. No tree reduction touches a floating-point value, and no product stands next to a sum.
 """
 
+# Triton's decorators are untyped and a kernel's arguments are values of its own language; constants are set by branch.
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-redef"
+
 from __future__ import annotations
 
 import triton
@@ -28,7 +31,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _widen(value, ACC: tl.constexpr, INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _widen(value, ACC: tl.constexpr, INTERPRETED: tl.constexpr):
     if INTERPRETED:  # the interpreter flushes bfloat16 denormals; integer operations are exact everywhere
         if value.dtype == tl.bfloat16:
             return (value.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
@@ -39,7 +42,7 @@ def _widen(value, ACC: tl.constexpr, INTERPRETED: tl.constexpr):  # type: ignore
 
 
 @triton.jit
-def _narrow(value, OUT: tl.constexpr, INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _narrow(value, OUT: tl.constexpr, INTERPRETED: tl.constexpr):
     if INTERPRETED:  # the interpreter truncates float32 to bfloat16 where it should round to nearest even
         if tl.bfloat16 == OUT:
             bits = value.to(tl.uint32, bitcast=True)
@@ -51,7 +54,7 @@ def _narrow(value, OUT: tl.constexpr, INTERPRETED: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _finish(value, OUT: tl.constexpr, INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _finish(value, OUT: tl.constexpr, INTERPRETED: tl.constexpr):
     """Round to the output dtype; every NaN becomes the type's default quiet NaN with a clear sign."""
     narrow = _narrow(value, OUT, INTERPRETED)
     if OUT.is_floating():
@@ -70,7 +73,7 @@ def _finish(value, OUT: tl.constexpr, INTERPRETED: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _tie(left, right, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
+def _tie(left, right, LARGEST: tl.constexpr):
     """Of two equal values the larger (smaller) zero: +0.0 is above -0.0."""
     if left.dtype == tl.float64:
         if LARGEST:
@@ -87,7 +90,7 @@ def _tie(left, right, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _combine(left, right, REDUCE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _combine(left, right, REDUCE: tl.constexpr):
     if REDUCE == "sum":
         return left + right
     elif REDUCE == "prod":
@@ -101,11 +104,12 @@ def _combine(left, right, REDUCE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_segments", "num_rows", "source_rows", "partial_rows", "tiles"])
-def segment_level(  # type: ignore[no-untyped-def]
+def segment_level(
     source,  # [B, source_rows, D]: the rows at level 0, the partials of the level beneath above it
     perm,  # int[N], read at level 0 only
     offsets,  # int[S + 1]
     partial,  # [B, partial_rows, D] of the accumulation dtype
+    dest,  # [B, S, D], what the totals are combined with (HAS_DEST)
     out,  # [B, S, D]
     num_segments,
     num_rows,
@@ -117,6 +121,7 @@ def segment_level(  # type: ignore[no-untyped-def]
     SPAN: tl.constexpr,  # rows that one chunk summed here stands for
     FAN: tl.constexpr,  # items of one chunk
     LAST: tl.constexpr,  # no segment can be longer than SPAN
+    HAS_DEST: tl.constexpr,
     REDUCE: tl.constexpr,
     IDENTITY: tl.constexpr,
     ACC: tl.constexpr,
@@ -134,6 +139,7 @@ def segment_level(  # type: ignore[no-untyped-def]
     batch = ((program // COLUMN_BLOCKS) // tiles).to(tl.int64)
     source += batch * source_rows * D
     partial += batch * partial_rows * D
+    dest += batch * num_segments * D
     out += batch * num_segments * D
     entry = (zero + tile) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
 
@@ -192,9 +198,14 @@ def segment_level(  # type: ignore[no-untyped-def]
                 wide = tl.where(here, wide, identity)
             total = _combine(total, wide, REDUCE)
 
-    finished = live & (count <= SPAN)
-    result = _finish(total, out.dtype.element_ty, INTERPRETED)
-    tl.store(out + segment * D + column, result, mask=finished & in_row)
+    finished = live & (count <= SPAN) & in_row
+    if HAS_DEST:
+        before = tl.load(dest + segment * D + column, mask=finished, other=0)
+        after = _combine(_widen(before, ACC, INTERPRETED), total, REDUCE)
+        result = tl.where(count > 0, _finish(after, out.dtype.element_ty, INTERPRETED), before)
+    else:
+        result = _finish(total, out.dtype.element_ty, INTERPRETED)
+    tl.store(out + segment * D + column, result, mask=finished)
     if not LAST:
         slot = start // (SPAN + 1) + start // SPAN + chunk
         unfinished = live & (count > SPAN)

@@ -5,6 +5,8 @@ Neighbours: ``plan.py`` (the same on a CPU), ``triton_kernels.py`` (what is done
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,12 @@ def _fits(size: int | torch.SymInt, limit: int) -> bool:
     return bool(guard_or_false(size <= limit))  # a size that depends on data takes the wide type
 
 
+def _message(op: str, num_segments: int | torch.SymInt) -> str:
+    # Dynamo shows a symbolic size as an int and would make it a constant where it is formatted.
+    known = isinstance(num_segments, int) and not torch.compiler.is_dynamo_compiling()
+    return f"{op}: an index is out of bounds for " + (f"size {num_segments}" if known else "the size of its dimension")
+
+
 def sorted_plan(
     index: Tensor, num_segments: int | torch.SymInt, wrap: bool = False, op: str = "segment sum"
 ) -> tuple[Tensor, Tensor]:
@@ -57,17 +65,39 @@ def sorted_plan(
         known = " or ".join(str(dtype) for dtype in INDEX_DTYPES)
         raise TypeError(f"{op}: the index has dtype {index.dtype}, expected {known}; convert it with .to(torch.int64)")
     keys, shift = key_dtype(num_segments)
+    size: Any = num_segments  # torch's signatures do not name SymInt
     skipped = index == skipped_value(index.dtype)
-    segment = torch.where(index < 0, index + num_segments, index) if wrap else index
-    outside = (segment < 0) | (segment >= num_segments)
-    key = torch.where(skipped, num_segments, torch.where(outside, num_segments + 1, segment))
+    segment = torch.where(index < 0, index + size, index) if wrap else index
+    outside = (segment < 0) | (segment >= size)
+    key = torch.where(skipped, size, torch.where(outside, size + 1, segment))
     # In int64 before it is narrowed: the two virtual segments need not fit the index's own dtype.
     key = (key.to(torch.int64) + shift).to(keys)
     ordered, perm = torch.sort(key, stable=True)
-    bounds = (torch.arange(num_segments + 2, device=index.device) + shift).to(keys)
+    bounds = (torch.arange(size + 2, device=index.device) + shift).to(keys)
     narrow = offsets_dtype(index.shape[0]) == torch.int32
-    offsets = torch.searchsorted(ordered, bounds, out_int32=narrow)
-    size = f"size {num_segments}" if isinstance(num_segments, int) else "the size of its dimension"
-    message = f"{op}: an index is out of bounds for {size}"
-    torch.ops.aten._assert_async.msg(offsets[num_segments + 1] == index.shape[0], message)
-    return perm, offsets[: num_segments + 1]
+    bounded = torch.searchsorted(ordered, bounds, out_int32=narrow)
+    torch.ops.aten._assert_async.msg(bounded[-1] == index.shape[0], _message(op, num_segments))
+    return perm, bounded[:-1]
+
+
+def sorted_count(
+    index: Tensor, num_segments: int | torch.SymInt, wrap: bool = False, op: str = "segment count"
+) -> Tensor:
+    """Return ``int64[num_segments]``: the number of rows of ``index: int[N]`` in each segment."""
+    offsets = sorted_plan(index, num_segments, wrap, op)[1]
+    return (offsets[1:] - offsets[:-1]).to(torch.int64)
+
+
+def sorted_last_positions(
+    index: Tensor, num_segments: int | torch.SymInt, wrap: bool = False, op: str = "last position"
+) -> Tensor:
+    """Return ``int64[N]``: for each row the largest position with the same index; a skipped row gives its own.
+
+    In sorted order that is the last row before the next segment starts; the way back is a write to distinct rows.
+    """
+    perm, offsets = sorted_plan(index, num_segments, wrap, op)
+    rows = torch.arange(index.shape[0], device=index.device)
+    end = torch.searchsorted(offsets, rows, right=True)
+    kept = rows < offsets[-1]
+    last = perm[torch.where(kept, offsets[torch.where(kept, end, 0)] - 1, rows)]
+    return torch.empty_like(perm).scatter(0, perm, last)
