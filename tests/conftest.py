@@ -10,6 +10,8 @@ from collections.abc import Iterator
 # Before torch is imported, and inherited by pytest-xdist's workers and by the processes that tests start. Threads that
 # spin at a barrier starve each other when several tests share the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# detpass's own kernels are keyed by everything they depend on; building them anew for each session proves nothing.
+os.environ.setdefault("DETPASS_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"detpass_kernels_{os.getuid()}"))
 _OWN_CACHE = None
 if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
     _OWN_CACHE = os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="detpass_tests_")

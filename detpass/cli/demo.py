@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from detpass.cli.terminal import console, error_console
+from detpass.cli.terminal import console, environment_variables, error_console
 
 if TYPE_CHECKING:
     from detpass.reproducibility.demo import DemoReport
@@ -25,9 +26,13 @@ def command(
 
     Exit status 1 when the runs of the backend differ among themselves.
     """
-    # Before torch's first import: threads that spin at barriers make two busy cores look like one.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # OpenMP reads it once, when torch is loaded, which has happened: start again. Without it, threads that spin at
+        # barriers slow every compiler down as soon as something else wants a core.
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+        os.execv(sys.executable, [sys.executable, "-m", "detpass", *sys.argv[1:]])
     from detpass.reproducibility.demo import plan, run_demo
+    from detpass.segment.build import cache_directory
 
     total = len(plan(backend, runs)) * steps
     progress = Progress(
@@ -39,25 +44,22 @@ def command(
         console=error_console(),
         transient=True,
     )
-    # A cache of its own: the first run compiles from nothing, later ones and the fresh process find its artifacts.
-    with tempfile.TemporaryDirectory(prefix="detpass_demo_") as cache, progress:
-        former = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-        try:
-            task = progress.add_task("starting", total=total, loss="-")
-            report = run_demo(
-                backend,
-                steps,
-                runs,
-                lambda label, step, loss: progress.update(
-                    task, advance=1, description=label, loss="-" if loss is None else f"{loss:.4f}"
-                ),
-            )
-        finally:
-            if former is None:
-                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-            else:
-                os.environ["TORCHINDUCTOR_CACHE_DIR"] = former
+    # A cache of its own: the first run compiles from nothing, later ones and the fresh process find its artifacts. The
+    # CPU kernels, built once on a machine, stay where they are.
+    with (
+        tempfile.TemporaryDirectory(prefix="detpass_demo_") as cache,
+        environment_variables(DETPASS_CACHE_DIR=str(cache_directory()), TORCHINDUCTOR_CACHE_DIR=cache),
+        progress,
+    ):
+        task = progress.add_task("starting", total=total, loss="-")
+        report = run_demo(
+            backend,
+            steps,
+            runs,
+            lambda label, step, loss: progress.update(
+                task, advance=1, description=label, loss="-" if loss is None else f"{loss:.4f}"
+            ),
+        )
     _print(report)
     raise typer.Exit(0 if report.repeats else 1)
 

@@ -94,7 +94,7 @@ def run_demo(
 ) -> DemoReport:
     """Run the demonstration.
 
-    ``on_step(label, step, loss)`` is called after each step, with ``loss`` None for the steps of a run in a fresh process
+    ``on_step(label, step, loss)`` is called after each step, with ``loss`` None for those of a run in a fresh process
     (all at once, when it ends). Thread count and Dynamo's state are reset at the end.
     """
     text = standard_library_text()
