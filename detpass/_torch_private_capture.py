@@ -244,3 +244,35 @@ def lowering_errors() -> tuple[type[Exception], ...]:
     from torch._inductor.exc import InductorError, LoweringException
 
     return (InductorError, LoweringException)
+
+
+def plain_fake_mode() -> FakeTensorMode:
+    """A mode whose fake tensors have fixed sizes; real constants are taken as fake ones."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def register_inductor_operators() -> None:
+    """Register Inductor's own primitive operators (seeds, random numbers), which its graphs hold."""
+    import torch._inductor.inductor_prims  # noqa: F401 - the import registers them
+
+
+def is_operator_overload(value: Any) -> bool:
+    """Whether ``value`` is an overload of a registered operator, such as ``torch.ops.aten.mm.default``."""
+    from torch._ops import OpOverload
+
+    return isinstance(value, OpOverload)
+
+
+def export_enums() -> dict[str, dict[int, Any]]:
+    """The numbers by which exported programs name dtypes, layouts and memory formats."""
+    from torch._export.serde.serialize import (
+        _SERIALIZE_TO_TORCH_DTYPE,
+        _SERIALIZE_TO_TORCH_LAYOUT,
+        _SERIALIZE_TO_TORCH_MEMORY_FORMAT,
+    )
+
+    return {
+        "dtype": {int(key): value for key, value in _SERIALIZE_TO_TORCH_DTYPE.items()},
+        "layout": {int(key): value for key, value in _SERIALIZE_TO_TORCH_LAYOUT.items()},
+        "memory_format": {int(key): value for key, value in _SERIALIZE_TO_TORCH_MEMORY_FORMAT.items()},
+    }

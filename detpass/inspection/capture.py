@@ -83,6 +83,21 @@ def capture(
     return outcome
 
 
+def capture_program(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], rule_set: RuleSet, visit: Visit, finish: Finish
+) -> Outcome:
+    """:func:`capture` for a graph of ATen operators before autograd and a fake tensor for each of its inputs."""
+    tracer = _Tracer(StandIns(torch.device("cpu")), visit, finish)
+    with _isolated(rule_set):
+        try:
+            tracer(graph_module, list(inputs))
+        except _Captured:
+            return Outcome()
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            raise _own_error(error) or _untraceable(error) from error
+    raise InspectionError("the program's graph was not traced")
+
+
 class _Captured(BaseException):
     """Leaves torch's compile stack, which catches every Exception, when all that is needed has been seen."""
 

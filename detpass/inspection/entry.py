@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,9 @@ from torch.utils import _pytree as pytree
 
 from detpass import _torch_private_capture, environment, rules
 from detpass.errors import InspectionError
-from detpass.inspection import lowered
+from detpass.inspection import inputs, lowered
 from detpass.inspection.analysis import Analysis, names_of, whole_graph
-from detpass.inspection.capture import Outcome, capture
+from detpass.inspection.capture import Outcome, capture, capture_program
 from detpass.inspection.locations import source_line
 from detpass.inspection.records import GraphBreak, LoweredFinding
 from detpass.inspection.report import InspectionReport
@@ -86,8 +87,16 @@ def _graphs(
     analysis: Analysis,
 ) -> Outcome:
     if isinstance(subject, fx.GraphModule) and not args and not kwargs:
-        whole_graph(analysis, subject)
+        placeholders = [node for node in subject.graph.nodes if node.op == "placeholder"]
+        if not all("val" in node.meta for node in placeholders):
+            raise InspectionError(
+                f"{type(subject).__name__} says nothing of its inputs (no meta['val']); give example inputs beside it"
+            )
+        whole_graph(analysis, copy.deepcopy(subject))
         return Outcome()
+    if isinstance(subject, inputs.Program):
+        settings.progress("tracing")
+        return capture_program(subject.graph_module, subject.inputs, analysis.rule_set, analysis.visit, analysis.finish)
     if not callable(subject):
         raise InspectionError(
             f"cannot inspect {type(subject).__name__}: expected a function, a module, a torch.export program, an "
@@ -110,10 +119,10 @@ def _graphs(
 
 
 def _loaded(subject: Any, settings: Settings) -> Any:
-    """What a path stands for; anything else as it is."""
-    if not isinstance(subject, (str, Path)):
-        return subject
-    raise InspectionError(f"{subject}: reading files is not there yet")
+    """What a path stands for, and programs as graphs; anything else as it is."""
+    if isinstance(subject, (str, Path)):
+        return inputs.from_file(Path(subject), settings.allow_pickle)
+    return inputs.from_object(subject)
 
 
 def _lowered(analysis: Analysis, target: Target, settings: Settings) -> tuple[list[LoweredFinding], str | None]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 _TORCH = str(Path(torch.__file__).parent)
+_HERE = str(Path(__file__).parent)
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.*))?$')
 _STEP = re.compile(r"\._modules\['([^']+)'\]|\.([A-Za-z_]\w*)|\[(\d+)\]|\['([^']+)'\]")
 
@@ -22,7 +23,7 @@ def frames(trace: str) -> list[tuple[str, int]]:
 
 def model_location(meta: Mapping[str, Any]) -> str | None:
     """``file:line`` of the innermost frame outside of torch (of any, when all are torch's); None without a trace."""
-    found = frames(meta.get("stack_trace") or "")
+    found = [frame for frame in frames(meta.get("stack_trace") or "") if not frame[0].startswith(_HERE)]
     if not found:
         return None
     own = [frame for frame in found if not frame[0].startswith(_TORCH)]

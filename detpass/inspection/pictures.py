@@ -123,7 +123,7 @@ class Snapshot:
 
 
 def replacements(after: Snapshot) -> dict[str, list[str]]:
-    """The nodes that were inserted in the place of each replaced node, by that node's name; unread ones are left out."""
+    """The nodes inserted in the place of each replaced node, by that node's name; unread ones are left out."""
     found: dict[str, list[str]] = {}
     for name, node in after.nodes.items():
         if node.replaces is not None and name in after.users:
