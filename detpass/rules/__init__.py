@@ -11,12 +11,19 @@ import torch
 from torch import fx
 
 from detpass.rule import Rule
+from detpass.rules.adaptive_pooling import (
+    AdaptiveAvgPoolBackward,
+    AdaptiveMaxPoolBackward,
+    FractionalMaxPoolBackward,
+)
 from detpass.rules.embedding import EmbeddingBagBackward, EmbeddingDenseBackward
+from detpass.rules.folding import Col2Im
 from detpass.rules.index_add import IndexAdd
 from detpass.rules.index_put import IndexPutAccumulate
 from detpass.rules.last_write import IndexCopy, IndexPutLastWrite, ScatterLastWrite
 from detpass.rules.masked_index_put import MaskedIndexPutAccumulate
 from detpass.rules.max_pooling import MaxPoolBackward
+from detpass.rules.padding import ReplicationPadBackward
 from detpass.rules.pooling import AvgPoolBackward
 from detpass.rules.resampling import ResamplingBackward
 from detpass.rules.scatter import ScatterReduce
@@ -34,6 +41,11 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     ScatterLastWrite(),
     MaxPoolBackward(),
     AvgPoolBackward(),
+    AdaptiveAvgPoolBackward(),
+    AdaptiveMaxPoolBackward(),
+    FractionalMaxPoolBackward(),
+    ReplicationPadBackward(),
+    Col2Im(),
     ResamplingBackward(),
 )
 """Every built-in rule, first match wins."""

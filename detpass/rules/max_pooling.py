@@ -65,27 +65,28 @@ class MaxPoolBackward(Rule):
         windows = pool_windows(axes, given["kernel_size"], given["stride"], given["padding"], given["dilation"])
         if windows is None:
             return NoMatch(Inapplicable.UNKNOWN_SIZE, node, "the kernel, stride, padding and dilation must be numbers")
-        cells = list(source.shape[source.dim() - axes :])
         if not is_gathered(windows):
             reason = "windows overlap; the recorded indices are data"
-            operands = (given["grad_output"], given["indices"], cells)
-            return Match(operands, reason, {"windows": None}, Treatment.SEGMENT)
+            operands = (given["grad_output"], given["indices"], given["self"])
+            return Match(operands, reason, {"windows": windows, "gathered": False}, Treatment.SEGMENT)
         reason = "a cell meets few windows, known from the shapes" if overlap(windows) else "windows are disjoint"
         elements = _element_numbers(given["indices"], windows)
         recorded = given["indices"] if elements is None else elements
         parameters = {"windows": windows, "by_element": elements is not None}
-        return Match((given["grad_output"], recorded, cells), reason, parameters, Treatment.CLOSED_FORM)
+        return Match((given["grad_output"], recorded, given["self"]), reason, parameters, Treatment.CLOSED_FORM)
 
     def replacement(
         self,
         grad: torch.Tensor,
         recorded: torch.Tensor,
-        cells: Sequence[Any],
+        source: torch.Tensor,
         *,
-        windows: tuple[Window, ...] | None,
+        windows: tuple[Window, ...],
+        gathered: bool = True,
         by_element: bool = False,
     ) -> torch.Tensor:
-        if windows is None:
+        cells = source.shape[source.dim() - len(windows) :]
+        if not gathered:
             return scatter_by_indices(grad, recorded, cells, "max_pool_backward")
         gather = gather_by_element if by_element else gather_by_cell
         return gather(grad.to(accumulation_dtype(grad.dtype)), recorded, windows, cells).to(grad.dtype)

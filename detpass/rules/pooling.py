@@ -14,7 +14,6 @@ Neighbours: ``max_pooling.py``, ``adaptive_pooling.py``. ``lp_pool`` is an avera
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,24 +44,24 @@ class AvgPoolBackward(Rule):
         windows = pool_windows(axes, given["kernel_size"], given["stride"], given["padding"], 1)
         if windows is None:
             return NoMatch(Inapplicable.UNKNOWN_SIZE, node, "the kernel, stride and padding must be numbers")
-        cells = list(source.shape[source.dim() - axes :])
         parameters = {
             "windows": windows,
             "include_padding": bool(given["count_include_pad"]),
             "divisor": given["divisor_override"],
         }
         reason = "the windows over a cell are known from the shapes"
-        return Match((given["grad_output"], cells), reason, parameters, Treatment.CLOSED_FORM)
+        return Match((given["grad_output"], given["self"]), reason, parameters, Treatment.CLOSED_FORM)
 
     def replacement(
         self,
         grad: torch.Tensor,
-        cells: Sequence[Any],
+        source: torch.Tensor,
         *,
         windows: tuple[Window, ...],
         include_padding: bool,
         divisor: int | None,
     ) -> torch.Tensor:
+        cells = source.shape[source.dim() - len(windows) :]
         share = grad.to(accumulation_dtype(grad.dtype))
         count: Any = divisor
         if divisor is None:
