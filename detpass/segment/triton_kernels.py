@@ -23,6 +23,7 @@ __all__ = ["Level", "Tile", "levels", "segment_sum_sorted", "sorted_plan", "tile
 Size = int | torch.SymInt
 
 _THREADS = 128
+_WARP = 32
 _LOAD_BYTES = 16
 _UNKNOWN_ROWS = 2**32
 _DERIVED = ("mean", "last")
@@ -76,10 +77,14 @@ def _exceeds(num_rows: Size, span: int) -> bool:
 
 
 def tile_for(columns: int, item_bytes: int) -> Tile:
-    """Choose the tile for rows of ``columns`` values: the widest load that divides a row, a warp across it at most."""
+    """Choose the tile for rows of ``columns`` values: the widest load that divides a row, a warp across it at most.
+
+    Where a row's length allows narrow loads only, a thread takes up to four of them, to have as much in flight.
+    """
     vector = math.gcd(_LOAD_BYTES // item_bytes, columns)
-    block_d = min(1 << (columns - 1).bit_length(), 32 * vector)
-    return Tile(max(1, _THREADS * vector // block_d), block_d)
+    block_d = min(1 << (columns - 1).bit_length(), _WARP * max(vector, 4))
+    per_thread = max(vector, block_d // _WARP)
+    return Tile(max(1, _THREADS * per_thread // block_d), block_d)
 
 
 def _triton_level() -> Any:

@@ -135,12 +135,9 @@ def segment_level(
     column = (program % COLUMN_BLOCKS) * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
     in_row = column < D
     tile = (program // COLUMN_BLOCKS) % tiles
-    zero = tl.zeros((1, 1), tl.int64)
+    zero = tl.full((), 0, tl.int64)
     batch = ((program // COLUMN_BLOCKS) // tiles).to(tl.int64)
     source += batch * source_rows * D
-    partial += batch * partial_rows * D
-    dest += batch * num_segments * D
-    out += batch * num_segments * D
     entry = (zero + tile) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
 
     if BELOW == 0:
@@ -199,14 +196,15 @@ def segment_level(
             total = _combine(total, wide, REDUCE)
 
     finished = live & (count <= SPAN) & in_row
+    cell = (batch * num_segments + segment) * D + column
     if HAS_DEST:
-        before = tl.load(dest + segment * D + column, mask=finished, other=0)
+        before = tl.load(dest + cell, mask=finished, other=0)
         after = _combine(_widen(before, ACC, INTERPRETED), total, REDUCE)
         result = tl.where(count > 0, _finish(after, out.dtype.element_ty, INTERPRETED), before)
     else:
         result = _finish(total, out.dtype.element_ty, INTERPRETED)
-    tl.store(out + segment * D + column, result, mask=finished)
+    tl.store(out + cell, result, mask=finished)
     if not LAST:
         slot = start // (SPAN + 1) + start // SPAN + chunk
         unfinished = live & (count > SPAN)
-        tl.store(partial + slot * D + column, total, mask=unfinished & in_row)
+        tl.store(partial + (batch * partial_rows + slot) * D + column, total, mask=unfinished & in_row)

@@ -82,10 +82,12 @@ def test_tiles_fill_128_threads_with_the_widest_load_that_divides_a_row(item_byt
         vector = 16 // item_bytes
         while columns % vector:
             vector //= 2
-        assert tile.block_d <= 32 * vector
+        per_thread = tile.block_r * tile.block_d / 128
+        assert per_thread in (vector, 2, 4)
+        assert per_thread >= vector
+        assert tile.block_d & (tile.block_d - 1) == 0
         assert tile.block_d >= min(columns, 32 * vector)
-        assert tile.block_r * tile.block_d >= min(128 * vector, tile.block_d)
-        assert tile.block_r * tile.block_d <= max(128 * vector, tile.block_d)
+        assert tile.block_d // per_thread <= 32
 
 
 def test_operands_without_a_meaning_are_refused() -> None:
