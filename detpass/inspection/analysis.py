@@ -117,6 +117,7 @@ class Analysis:
             module=module_path(node.meta, self.module_names),
             bytes=node.moved,
             time_share=node.seconds,
+            repeats=record.repeats,
             before=before.around([record.node], "subject"),
             after=after.around(inserted, "inserted") if inserted else None,
         )

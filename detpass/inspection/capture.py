@@ -182,17 +182,14 @@ class _Partitioner(_torch_private_capture.custom_partitioner_class()):  # type: 
 
 @contextlib.contextmanager
 def _isolated(rule_set: RuleSet) -> Iterator[None]:
-    generator = torch.random.get_rng_state()
-    try:
-        with (
-            _torch_private_capture.isolated_compile(),
-            _torch_private_capture.quiet_compile(),
-            _torch_private.without_decompositions(rule_set.kept_whole()),
-            _torch_private.differentiated_whole(rule_set.differentiated_whole()),
-        ):
-            yield
-    finally:
-        torch.random.set_rng_state(generator)
+    with (
+        torch.random.fork_rng(devices=[]),
+        _torch_private_capture.isolated_compile(),
+        _torch_private_capture.quiet_compile(),
+        _torch_private.without_decompositions(rule_set.kept_whole()),
+        _torch_private.differentiated_whole(rule_set.differentiated_whole()),
+    ):
+        yield
 
 
 def _entry(target: Callable[..., Any]) -> types.FunctionType:

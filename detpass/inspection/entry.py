@@ -66,7 +66,7 @@ def inspect_with(
         target=str(target),
         records=analysis.finished_records(),
         graphs=tuple(analysis.graphs),
-        breaks=tuple(GraphBreak(_break_reason(reason), place, source_line(place)) for reason, place in outcome.breaks),
+        breaks=_breaks(outcome),
         unknown_ops=tuple(analysis.unknown.values()),
         triton_kernels=tuple(user_kernels(analysis.launches, target.capability or 90)),
         lowered=tuple(found),
@@ -162,9 +162,21 @@ def _first_line(text: str) -> str:
     return text.strip().splitlines()[0]
 
 
+def _breaks(outcome: Outcome) -> tuple[GraphBreak, ...]:
+    """One for each place: Dynamo may give a branch on a tensor twice, once as a bare jump."""
+    found: dict[tuple[str, str | None], GraphBreak] = {}
+    for reason, place in sorted(outcome.breaks, key=lambda item: item[0].startswith(_JUMP)):
+        key = ("", place) if place is not None else (reason, None)
+        found.setdefault(key, GraphBreak(_break_reason(reason), place, source_line(place)))
+    return tuple(found.values())
+
+
+_JUMP = "generic_jump"
+
+
 def _break_reason(text: str) -> str:
-    """Dynamo's headline and its explanation, without its hints."""
-    if text.startswith("generic_jump"):
+    """Dynamo's explanation, or its headline where it gives none."""
+    if text.startswith(_JUMP):
         return "a Python branch on a tensor's value"
     explained = [line.strip() for line in text.splitlines() if line.strip().startswith("Explanation:")]
     return explained[0].removeprefix("Explanation: ") if explained else _first_line(text)

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import fx
 
 from detpass import _torch_private, _torch_private_capture, rules
@@ -50,6 +51,7 @@ def _read(graph_module: fx.GraphModule, options: Options) -> list[Finding]:
     patches = {name: value for name, value in FIXED_SETTINGS.items() if name in settings}
     patches["_pre_fusion_custom_pass"] = reader
     with (
+        torch.random.fork_rng(devices=[]),
         _torch_private_capture.isolated_compile(),
         _torch_private_capture.quiet_compile(),
         contextlib.suppress(_Read),

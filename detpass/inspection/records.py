@@ -47,6 +47,8 @@ class InspectionRecord:
     """Bytes that the node reads and writes, estimated from its arguments and result (not fused with neighbours)."""
     time_share: float
     """The node's share of the estimated time of all graphs before the rewrite, 0 to 1 (see ``cost.py``)."""
+    repeats: bool = False
+    """Whether the node repeats as it stands: proved, or rewritten for another reason."""
     before: Picture | None = None
     """The graph around the node before the rewrite."""
     after: Picture | None = None
@@ -55,7 +57,7 @@ class InspectionRecord:
     @property
     def nondeterministic(self) -> bool:
         """Whether the node may give different bits from run to run when nothing is done about it."""
-        return self.treatment is not Treatment.SAFE
+        return not self.repeats
 
     @property
     def remains(self) -> bool:

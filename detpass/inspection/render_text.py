@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -30,6 +31,7 @@ STYLES = {
     Treatment.UNCOVERED: "bold red",
 }
 MIN_WIDTH = 60
+TABLE_WIDTH = 100
 
 
 def as_text(report: InspectionReport, width: int | None = None) -> str:
@@ -107,32 +109,66 @@ def size(count: int) -> str:
 
 
 def _records(report: InspectionReport, width: int) -> Table:
-    wide = width >= 110
+    """A table, or below ``TABLE_WIDTH`` columns a list of the same cells."""
+    if width < TABLE_WIDTH:
+        return _list(report, width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, width=width)
-    table.add_column("where", ratio=4, overflow="fold")
-    table.add_column("operator", ratio=4, overflow="fold")
-    table.add_column("treatment", ratio=2, overflow="fold", min_width=11)
-    table.add_column("why", ratio=6, overflow="fold")
-    if wide:
-        table.add_column("bytes", justify="right", no_wrap=True)
-        table.add_column("time", justify="right", no_wrap=True)
+    inner = width - 45  # the columns of fixed width and the gaps
+    names = inner * 3 // 10
+    table.add_column("where", width=names, overflow="fold")
+    table.add_column("operator", width=names, overflow="fold")
+    table.add_column("treatment", width=11, no_wrap=True)
+    table.add_column("why", ratio=1, overflow="fold")
+    table.add_column("bytes", justify="right", width=8, no_wrap=True)
+    table.add_column("time", justify="right", width=6, no_wrap=True)
     for group in grouped(report.records):
         first = group[0]
-        where = Text(short_path(first.location))
-        modules = [record.module for record in group if record.module]
-        if modules:
-            where.append(f"\n{modules[0]}{f' +{len(group) - 1}' if len(group) > 1 else ''}", style="dim")
-        operator = Text(first.op.removesuffix(".default"))
-        operator.append(f"\n{first.phase}{f' x{len(group)}' if len(group) > 1 else ''}, {first.result}", style="dim")
-        treatment = Text(str(first.treatment), style=STYLES[first.treatment])
+        why = Text(first.reason)
         if first.rule:
-            treatment.append(f"\n{first.rule}", style="dim")
-        cells = [where, operator, treatment, Text(first.reason)]
-        if wide:
-            cells.append(Text(size(sum(record.bytes for record in group))))
-            cells.append(Text(f"{100 * sum(record.time_share for record in group):.1f}%"))
-        table.add_row(*cells)
+            why.append(f"\n{first.rule}", style="dim")
+        table.add_row(
+            Text(foldable(short_path(first.location), names)).append(_modules(group), style="dim"),
+            Text(foldable(first.op.removesuffix(".default"), names)).append(f"\n{_what(group)}", style="dim"),
+            Text(str(first.treatment), style=STYLES[first.treatment]),
+            why,
+            Text(size(sum(record.bytes for record in group))),
+            Text(f"{100 * sum(record.time_share for record in group):.1f}%"),
+        )
     return table
+
+
+def _list(report: InspectionReport, width: int) -> Table:
+    table = Table.grid(padding=(0, 0))
+    table.add_column(width=width, overflow="fold")
+    for group in grouped(report.records):
+        first = group[0]
+        table.add_row(Text(foldable(short_path(first.location), width)).append(_modules(group), style="dim"))
+        table.add_row(Text(foldable(f"  {first.op.removesuffix('.default')}", width)))
+        table.add_row(Text(f"  {_what(group)}", style="dim"))
+        rule = f" by {first.rule}" if first.rule else ""
+        table.add_row(Text(f"  {first.treatment}{rule}: ", style=STYLES[first.treatment]).append(first.reason))
+        table.add_row("")
+    return table
+
+
+def _modules(group: list[InspectionRecord]) -> str:
+    paths = [record.module for record in group if record.module]
+    return f"\n{paths[0]}{f' +{len(group) - 1}' if len(group) > 1 else ''}" if paths else ""
+
+
+def _what(group: list[InspectionRecord]) -> str:
+    return f"{group[0].phase}{f' x{len(group)}' if len(group) > 1 else ''}, {group[0].result}"
+
+
+def foldable(name: str, width: int) -> str:
+    """A name with line breaks after ``_`` or ``/`` so that no line is longer than ``width`` where possible."""
+    lines, current = [], ""
+    for piece in re.findall(r"[^_/]*[_/]?", name):
+        if current and len(current) + len(piece) > width:
+            lines.append(current)
+            current = ""
+        current += piece
+    return "\n".join([*lines, current])
 
 
 def _section(title: str, lines: list[str], style: str) -> Iterator[RenderableType]:
