@@ -36,10 +36,11 @@ log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "cpp"
 LIBRARIES = {
-    "sums": ("sums_float.cpp", "sums_wide.cpp", "positions.cpp"),
+    "sums": ("sums_float.cpp", "positions.cpp"),
+    "wide": ("sums_wide.cpp",),
     "others": ("products.cpp", "extremes.cpp"),
 }
-"""Each is built when first needed; most models need sums alone."""
+"""Each is built when first needed; most models need ``sums`` alone."""
 
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=default", "-ffp-contract=off", "-fno-fast-math", "-w")
 _CAPABILITIES = {
@@ -115,7 +116,12 @@ def build(name: str, capability: str) -> ctypes.CDLL:
             with _locked(target.with_suffix(".lock")):
                 if not target.exists():
                     _compile(name, compiler, flags, runtime, target)
-        return ctypes.CDLL(str(target))
+        try:
+            return ctypes.CDLL(str(target))
+        except OSError:  # cut short by a full disk, or for another system on a shared home: build it again
+            with _locked(target.with_suffix(".lock")):
+                _compile(name, compiler, flags, runtime, target)
+            return ctypes.CDLL(str(target))
     except OSError as error:
         raise BuildError(f"{target}: {error}") from error
 

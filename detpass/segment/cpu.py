@@ -43,7 +43,15 @@ _NAMES = {
     torch.uint8: "uint8",
     torch.bool: "bool",
 }
-_SCANNED = ("float32", "bfloat16", "float16", "float64", "int64", "int32")
+_LIBRARY = {
+    "float32": "sums",
+    "bfloat16": "sums",
+    "float16": "wide",
+    "float64": "wide",
+    "int64": "wide",
+    "int32": "wide",
+}
+"""The library of each sum that has a scan form."""
 
 Kernel = Callable[[bytes], int]
 
@@ -58,8 +66,8 @@ def _kernel(dtype: torch.dtype, reduce: str) -> tuple[Kernel, bool] | None:
         reduce = {"sum": "amax", "prod": "amin"}.get(reduce, reduce)  # any and all
     elif name == "uint8" and reduce in ("sum", "prod"):
         name = "int8"
-    scannable = reduce == "sum" and name in _SCANNED
-    kernel = _function("sums" if scannable else "others", f"detpass_{reduce}_{name}")
+    scannable = reduce == "sum" and name in _LIBRARY
+    kernel = _function(_LIBRARY[name] if scannable else "others", f"detpass_{reduce}_{name}")
     return None if kernel is None else (kernel, scannable)
 
 

@@ -77,6 +77,14 @@ def _one_level(
     return result, runs
 
 
+def _one_level_up(totals: Tensor, counts: Tensor, start: Tensor, combine: Combine) -> tuple[Tensor, Tensor]:
+    """Accumulate runs of ``FAN_IN`` partials; a segment that has one partial already is left as it is."""
+    result, runs = _one_level(lambda i: totals[:, i], counts, FAN_IN, start, combine)
+    done = counts == 1
+    result[:, (runs.cumsum(0) - runs)[done]] = totals[:, (counts.cumsum(0) - counts)[done]]
+    return result, runs
+
+
 def planned_totals(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str) -> tuple[Tensor, Tensor]:
     """Return ``(rows, totals)``: the segments that have members, and their totals ``[B, rows, D]`` unrounded."""
     combine = combiner(source.dtype, reduce)
@@ -88,8 +96,7 @@ def planned_totals(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str) -
     order = perm.to(torch.int64)
     totals, counts = _one_level(lambda i: source[:, order[i]].to(compute), counts, CHUNK_ROWS, start, combine)
     while counts.numel() and int(counts.max().item()) > 1:
-        below = totals
-        totals, counts = _one_level(lambda i, below=below: below[:, i], counts, FAN_IN, start, combine)  # type: ignore[misc]
+        totals, counts = _one_level_up(totals, counts, start, combine)
     return rows, totals
 
 

@@ -17,6 +17,8 @@ from detpass.segment.constants import SKIPPED, skipped_value
 from detpass.segment.reference import accumulation_dtype, canonical_nan, combiner
 
 sorted_plan = triton_plan.sorted_plan
+segment_count = triton_plan.sorted_count
+last_positions = triton_plan.sorted_last_positions
 
 
 def planned_reduce(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str) -> Tensor:
@@ -31,21 +33,6 @@ def planned_accumulate(dest: Tensor, perm: Tensor, offsets: Tensor, source: Tens
     combined = canonical_nan(combiner(source.dtype, reduce)(dest.to(compute), totals).to(dest.dtype))
     touched = (offsets[1:] > offsets[:-1]).unsqueeze(-1)
     return torch.where(touched, combined, dest)
-
-
-def segment_count(index: Tensor, num_segments: int, wrap: bool, op: str) -> Tensor:
-    """Return ``int64[S]``: the members of each segment."""
-    offsets = sorted_plan(index, num_segments, wrap, op)[1]
-    return (offsets[1:] - offsets[:-1]).to(torch.int64)
-
-
-def last_positions(index: Tensor, num_segments: int, wrap: bool, op: str) -> Tensor:
-    """Return ``int64[N]``: for each row the last position with the same index. No pass over the segments."""
-    settled, kept = settle(index, num_segments, wrap, op)
-    keys = torch.where(kept, settled, -1)
-    ordered, perm = torch.sort(keys, stable=True)
-    last = perm[(torch.searchsorted(ordered, keys, right=True) - 1).clamp(min=0)]
-    return torch.where(kept, last, torch.arange(index.shape[0], device=index.device))
 
 
 def linear_index(indices: Sequence[Tensor], sizes: Sequence[int], wrap: bool, op: str) -> Tensor:

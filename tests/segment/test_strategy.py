@@ -1,0 +1,51 @@
+"""The choice of the form by sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from detpass.segment.strategy import MODEL, Sizes, Strategy, choose
+
+BASE = Sizes(
+    batch=1,
+    rows=100_000,
+    segments=10_000,
+    features=16,
+    element_bytes=4,
+    index_bytes=8,
+    threads=2,
+    scannable=True,
+    own_accumulators=False,
+    in_place=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "form"),
+    [
+        ({}, Strategy.SCAN),
+        ({"features": 256}, Strategy.SORTED),
+        ({"features": 256, "threads": 1}, Strategy.SCAN),
+        ({"features": 768, "threads": 1}, Strategy.SORTED),
+        ({"scannable": False}, Strategy.SORTED),
+        ({"in_place": True, "own_accumulators": True}, Strategy.SCAN),
+        ({"in_place": True, "own_accumulators": True, "segments": 10**9}, Strategy.SPARSE),
+        ({"segments": 10**9}, Strategy.SCAN),
+        ({"rows": 2**31, "features": 4096}, Strategy.SCAN),
+    ],
+)
+def test_form(changes, form):
+    assert choose(dataclasses.replace(BASE, **changes)).form is form
+
+
+def test_scratch_is_bounded_by_the_operands():
+    sizes = dataclasses.replace(BASE, own_accumulators=True, element_bytes=2, segments=10**6)
+    operands = 100_000 * (16 * 2 + 8) + 10**6 * 16 * 2
+    assert choose(sizes).owner_bytes * sizes.threads <= max(MODEL.scratch_share * operands, 2 * MODEL.least_scratch)
+
+
+def test_too_many_rows_for_a_sort():
+    with pytest.raises(OverflowError, match="2147483648 rows; a reduction other than a sum takes at most 2147483647"):
+        choose(dataclasses.replace(BASE, rows=2**31, scannable=False))
