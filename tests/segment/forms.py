@@ -33,7 +33,8 @@ def bits(tensor: Tensor) -> Tensor:
 
 def assert_same_bits(got: Tensor, expected: Tensor, what: object = "") -> None:
     """Fail, and name the first element that differs, unless both have the same dtype, shape and bits."""
-    assert got.dtype == expected.dtype and got.shape == expected.shape, (what, got.shape, expected.shape)
+    kinds = (got.dtype, got.shape), (expected.dtype, expected.shape)
+    assert kinds[0] == kinds[1], (what, *kinds)
     if not torch.equal(bits(got), bits(expected)):
         size = max(got.element_size(), 1)
         flat = (bits(got).flatten() != bits(expected).flatten()).view(-1, size).any(1).nonzero()
