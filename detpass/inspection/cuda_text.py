@@ -1,0 +1,176 @@
+"""Reads the text that Inductor generates for CUDA: its kernels, the atomics in them, and the operators it calls.
+
+A kernel is read three times where it can be: its Triton source, Triton's intermediate code and PTX. Neighbours:
+``cuda_code.py`` (where the text comes from), ``extern_hazards.py`` (which operators are nondeterministic).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from detpass.inspection.extern_hazards import hazard_of
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """One Triton kernel of a generated module."""
+
+    name: str
+    """The name by which the module calls it."""
+    function: str
+    """The name of the Python function."""
+    source: str
+    """The text of the kernel's own module."""
+
+
+@dataclass(frozen=True)
+class Atomic:
+    """One kind of atomic in one kernel."""
+
+    graph: str
+    """The name of the graph in :attr:`CudaCode.sources`."""
+    kernel: str
+    operation: str
+    """``fadd``, ``add``, ``max``, ``min``, ``umax``, ``umin``, ``and``, ``or``, ``xor``, ``exch`` or ``cas``."""
+    dtype: str
+    """``f32``, ``i64`` and so on; ``?`` where the source alone was read and does not tell."""
+    count: int
+    """How often it stands in the text where it was found first."""
+    found_in: tuple[str, ...]
+    """Of ``source``, ``ttir`` and ``ptx``."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A scan by decoupled look-back: blocks are combined as they arrive."""
+
+    graph: str
+    kernel: str
+    floating: bool
+    """Whether floating-point values are in it; then the bits depend on the order, else the scan is exact."""
+
+
+@dataclass(frozen=True)
+class ExternCall:
+    """A call of an operator that Inductor does not generate itself."""
+
+    graph: str
+    operator: str
+    """As it is called: ``extern_kernels.mm``, ``aten.index_put_``, ``torch.ops.aten.sort.stable``."""
+    line: int
+    """In the graph's source."""
+    hazard: str | None
+    """Why it is nondeterministic on CUDA, or None."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one kernel holds."""
+
+    atomics: tuple[Atomic, ...]
+    scans: tuple[Scan, ...]
+
+
+_TTIR_ATOMIC = re.compile(r"tt\.atomic_(rmw|cas)\s*(\w+)?[^\n]*->\s*([^\n]+)")
+_ELEMENT = re.compile(r"(?:x|^|<)\s*(f\d+|bf16|i\d+)\b")
+_PTX_ATOMIC = re.compile(r"^\s*(?:@!?%p\d+\s+)?(?:atom|red)((?:\.\w+)+)", re.MULTILINE)
+_PTX_FLOAT = re.compile(r"^(?:f16|f16x2|bf16|bf16x2|f32|f64)$")
+_PTX_OPERATIONS = ("add", "max", "min", "and", "or", "xor", "exch", "cas", "inc", "dec")
+_SOURCE_ATOMIC = re.compile(r"\btl\.atomic_(\w+)\(\s*([A-Za-z_]\w*)?")
+_POINTER = re.compile(r"'(\w+)':\s*'\*(\w+)'")
+_TRITON_NAMES = {"fp16": "f16", "fp32": "f32", "fp64": "f64", "bf16": "bf16"}
+_BUFFER = re.compile(r"^\s*(\w+) = empty_strided_cuda\(.*torch\.(\w+)\)$", re.MULTILINE)
+_LOOK_BACK = "decoupled_lookback"
+
+
+def kernels(source: str) -> list[KernelText]:
+    """The Triton kernels that a generated module defines, Inductor's and the user's, in order."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
+            continue
+        call, name = node.value, node.targets[0]
+        if ast.unparse(call.func) != "async_compile.triton" or not isinstance(name, ast.Name):
+            continue
+        function, text = (ast.literal_eval(argument) for argument in call.args[:2])
+        found.append(KernelText(name.id, function, text))
+    return found
+
+
+def read_kernel(graph: str, kernel: KernelText, ttir: str = "", ptx: str = "", error: str = "") -> Reading:
+    """The atomics and floating-point scans of one kernel; ``ttir`` and ``ptx`` are empty where it was not compiled."""
+    counts: dict[str, Counter[tuple[str, str]]] = {
+        "ttir": Counter(_in_ttir(ttir)),
+        "ptx": Counter(_in_ptx(ptx)),
+        "source": Counter(_in_source(kernel.source)),
+    }
+    if ttir:  # it has the types, and the helper functions that the source only names
+        del counts["source"]
+    kinds = dict.fromkeys(kind for counter in counts.values() for kind in counter)
+    atomics = []
+    for operation, dtype in kinds:
+        where = tuple(place for place, counter in counts.items() if (operation, dtype) in counter)
+        first = counts[where[0]][operation, dtype]
+        atomics.append(Atomic(graph, kernel.name, operation, dtype, first, where))
+    floats = any(dtype in _TRITON_NAMES for _, dtype in _POINTER.findall(kernel.source))
+    scans = (Scan(graph, kernel.name, floats),) if _LOOK_BACK in kernel.source else ()
+    return Reading(tuple(atomics), scans)
+
+
+def _in_ttir(text: str) -> Iterator[tuple[str, str]]:
+    for kind, operation, result in _TTIR_ATOMIC.findall(text):
+        element = _ELEMENT.search(result)
+        yield ("cas" if kind == "cas" else operation), (element[1] if element else "?")
+
+
+def _in_ptx(text: str) -> Iterator[tuple[str, str]]:
+    for match in _PTX_ATOMIC.finditer(text):
+        parts = match[1].strip(".").split(".")
+        operation = next((part for part in parts if part in _PTX_OPERATIONS), "?")
+        dtype = parts[-1]
+        if _PTX_FLOAT.match(dtype):
+            yield ("fadd" if operation == "add" else operation), dtype.removesuffix("x2")
+        elif operation in ("max", "min") and dtype.startswith("u"):
+            yield "u" + operation, "i" + dtype[1:]
+        else:
+            yield operation, "i" + dtype[1:]
+
+
+def _in_source(text: str) -> Iterator[tuple[str, str]]:
+    types = {name: _TRITON_NAMES.get(kind, kind) for name, kind in _POINTER.findall(text)}
+    for operation, pointer in _SOURCE_ATOMIC.findall(text):
+        dtype = types.get(pointer, "?")
+        floating = dtype in _TRITON_NAMES.values() or dtype == "?"  # unknown counts as the worse one
+        yield ("fadd" if operation == "add" and floating else operation), dtype
+
+
+def extern_calls(graph: str, source: str) -> list[ExternCall]:
+    """The operators that the generated module calls, without allocation and device bookkeeping."""
+    found = []
+    exact = {name for name, dtype in _BUFFER.findall(source) if dtype.startswith(("int", "uint", "bool"))}
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = _dotted(node.func)
+        if name is None or not name.startswith(_PREFIXES):
+            continue
+        arguments = [ast.unparse(argument) for argument in node.args]
+        keywords = {keyword.arg or "": ast.unparse(keyword.value) for keyword in node.keywords}
+        integers = bool(arguments) and arguments[0] in exact
+        found.append(ExternCall(graph, name, node.lineno, hazard_of(name, arguments, keywords, integers)))
+    return sorted(found, key=lambda call: call.line)
+
+
+_PREFIXES = ("extern_kernels.", "torch.ops.", "aten.", "prims.", "inductor_ops.", "fallback_op.")
+
+
+def _dotted(node: ast.expr) -> str | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None

@@ -1,0 +1,190 @@
+"""CUDA code generated with no GPU: what is found in it, and that nothing of the process is left changed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from detpass import _torch_private_cuda
+from detpass.errors import ConfigurationError, InspectionError
+from detpass.inspection.cuda_code import CudaSettings, cuda_code, cuda_code_with
+
+triton = pytest.importorskip("triton")
+tl = triton.language
+
+if triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET is set: Triton compiles nothing", allow_module_level=True)
+
+ROWS, SEGMENTS, COLUMNS = 1000, 50, 16
+
+
+@triton.jit
+def _add_rows(source, index, out, rows, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = offset < rows
+    _add(out + tl.load(index + offset, mask=here), tl.load(source + offset, mask=here), here)
+
+
+@triton.jit
+def _add(pointer, value, here):  # type: ignore[no-untyped-def]
+    tl.atomic_add(pointer, value, mask=here)
+
+
+class Model(nn.Module):
+    """Embedding, gather, scatter_add and batch norm: three accumulations, and buffers that eager would change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, COLUMNS)
+        self.linear = nn.Linear(COLUMNS, COLUMNS)
+        self.norm = nn.BatchNorm1d(COLUMNS)
+
+    def forward(self, tokens: Tensor, index: Tensor, table: Tensor) -> Tensor:
+        rows = table[index] * self.norm(self.linear(self.embedding(tokens)))
+        return torch.zeros(SEGMENTS, COLUMNS).scatter_add(0, index[:, None].expand(-1, COLUMNS), rows).relu()
+
+
+def _inputs() -> tuple[Tensor, Tensor, Tensor]:
+    table = torch.randn(SEGMENTS, COLUMNS, requires_grad=True)
+    return torch.randint(0, 100, (ROWS,)), torch.randint(0, SEGMENTS, (ROWS,)), table
+
+
+def _world() -> dict[str, Any]:
+    """Every global that generation patches, by name."""
+    import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.config as inductor_config
+    import torch._inductor.runtime.triton_helpers as triton_helpers
+    import torch.utils._triton
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor.graph import GraphLowering
+    from triton.runtime import driver
+
+    cuda = ("get_device_properties", "get_device_capability", "current_device", "device_count", "get_device_name")
+    found: dict[str, Any] = {name: getattr(torch.cuda, name) for name in (*cuda, "is_bf16_supported")}
+    found |= {f"interface.{name}": value for name, value in vars(CudaInterface).items() if callable(value)}
+    found |= {f"interface.{name}": str(value) for name, value in vars(CudaInterface).items() if not callable(value)}
+    found |= {f"worker.{name}": value for name, value in vars(CudaInterface.Worker).items() if name[0] != "_"}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.") and "has_triton" in vars(module):
+            found[f"{name}.has_triton"] = module.has_triton
+    found |= {
+        "version": torch.version.cuda,
+        "driver": driver._active,
+        "set_driver": triton_helpers.set_driver_to_gpu,
+        "compile_to_module": GraphLowering.compile_to_module,
+        "fake_tensor_prop": compile_fx.fake_tensor_prop,
+        "config": [inductor_config.force_disable_caches, inductor_config.compile_threads],
+        "rng": torch.get_rng_state().tolist(),
+    }
+    return found
+
+
+def test_inductors_code_has_the_atomics_and_ours_has_none() -> None:
+    model, inputs = Model(), _inputs()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    cuda_code(model, *inputs)  # what torch imports on first use is imported
+    before = _world()
+    plain, ours = cuda_code(model, *inputs, backend="inductor"), cuda_code(model, *inputs)
+    assert _world() == before
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+    assert sorted(plain.sources) == ["backward0", "forward0"]
+    assert sorted(atomic.graph for atomic in plain.float_atomics) == ["backward0", "backward0", "forward0"]
+    assert {atomic.dtype for atomic in plain.float_atomics} == {"f32"}
+    assert {atomic.found_in for atomic in plain.float_atomics} == {("ttir", "ptx")}
+    assert not plain.deterministic
+    assert plain.report is None
+
+    assert ours.float_atomics == ours.locks == ours.float_scans == ours.nondeterministic_externs == ()
+    assert ours.unread_kernels == {}
+    assert ours.deterministic
+    assert any("segment_level" in source for source in ours.sources.values())
+    assert any(call.operator == "torch.ops.aten.sort.stable" for call in ours.extern_calls)
+    assert ours.report is not None
+    assert {record.op for record in ours.report.records} >= {"aten.scatter_add.default", "aten.index_put.default"}
+
+
+def test_dynamic_sizes_make_symbolic_code() -> None:
+    code = cuda_code(Model(), *_inputs(), dynamic=True)
+    assert code.deterministic
+    assert sorted(code.sources) == ["backward0", "forward0"]
+    assert any("s" in line and "segment_level" in line for line in code.sources["forward0"].splitlines())
+
+
+def test_inference_makes_one_graph() -> None:
+    with torch.no_grad():
+        code = cuda_code_with(CudaSettings("inductor", compile_kernels=False), Model(), _inputs())
+    assert list(code.sources) == ["inference0"]
+    assert [atomic.found_in for atomic in code.float_atomics] == [("source",)]
+
+
+@pytest.mark.parametrize(("dtype", "floating"), [(torch.float32, True), (torch.int32, False)])
+def test_atomics_of_users_kernels_are_read_through_their_helpers(dtype: torch.dtype, floating: bool) -> None:
+    def fn(source: Tensor, index: Tensor) -> Tensor:
+        out = torch.zeros(8, dtype=source.dtype, device=source.device)
+        _add_rows[(1,)](source, index, out, source.shape[0], BLOCK=64)
+        return out + 1
+
+    source = torch.ones(64).to(dtype)
+    code = cuda_code(fn, source, torch.zeros(64, dtype=torch.int64))
+    assert [atomic.operation for atomic in code.float_atomics] == (["fadd"] if floating else [])
+    assert [atomic.operation for atomic in code.other_atomics] == ([] if floating else ["add"])
+    assert code.deterministic != floating
+
+
+def test_operators_left_to_aten_are_found() -> None:
+    def fn(dest: Tensor, index: Tensor, source: Tensor) -> Tensor:
+        return dest.index_add(0, index, source)
+
+    inputs = (torch.zeros(9, 4, dtype=torch.bfloat16), torch.zeros(30, dtype=torch.int64))
+    source = torch.ones(30, 4, dtype=torch.bfloat16)
+    plain = cuda_code_with(CudaSettings("inductor", compile_kernels=False), fn, (*inputs, source))
+    assert [call.operator for call in plain.nondeterministic_externs] == ["torch.ops.aten.index_add.default"]
+    assert plain.float_atomics == ()
+    ours = cuda_code_with(CudaSettings(compile_kernels=False), fn, (*inputs, source))
+    assert ours.nondeterministic_externs == ()
+
+
+def test_other_capabilities() -> None:
+    def fn(x: Tensor, index: Tensor) -> Tensor:
+        return torch.zeros(9).scatter_add(0, index, x)
+
+    inputs = (torch.ones(30), torch.zeros(30, dtype=torch.int64))
+    code = cuda_code_with(CudaSettings("inductor", capability=80), fn, inputs)
+    assert code.capability == 80
+    assert "cc=80" in code.sources["inference0"]
+    assert len(code.float_atomics) == 1
+
+
+def test_misuse_is_refused_and_the_world_restored() -> None:
+    def fails(x: Tensor) -> Tensor:
+        return torch.ones(3) @ torch.ones(4) + x
+
+    with pytest.raises(ConfigurationError, match="'detpass', 'inductor'"):
+        cuda_code(Model(), backend="eager")
+    with pytest.raises(ConfigurationError, match="sm_80 or sm_90"):
+        cuda_code_with(CudaSettings(capability=9), Model())
+    with pytest.raises(InspectionError, match="expected a function or a module"):
+        cuda_code(3)  # type: ignore[arg-type]
+    with pytest.raises(InspectionError, match="could not be traced"):
+        cuda_code(fails, torch.ones(3))
+    with pytest.raises(InspectionError, match="no graph was compiled"):
+        cuda_code(torch.compiler.disable(lambda x: 3), torch.ones(3))
+    before = _world()
+    with pytest.raises(InspectionError):
+        cuda_code(fails, torch.ones(3))
+    world = _torch_private_cuda.offline_cuda(_torch_private_cuda.Gpu(9, 0))
+    world.__enter__()
+    assert torch.cuda.get_device_capability() == (9, 0)
+    assert not world.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+    assert _world() == before
+
+
+def test_without_triton_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(InspectionError, match=r"detpass\[triton\]"):
+        cuda_code(Model(), *_inputs())
