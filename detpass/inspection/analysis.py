@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -21,12 +22,21 @@ from detpass.inspection.records import GraphSummary, InspectionRecord, UnknownOp
 from detpass.rewriting.graph_pass import Rewriter
 from detpass.rewriting.registry import RuleSet
 from detpass.rewriting.report import Record, Report
+from detpass.rule import Treatment
 
 KNOWN_NAMESPACES = frozenset(
     {"aten", "prims", "prim", "higher_order", "detpass", "inductor", "inductor_prims", "rngprims", "quantized",
      "quantized_decomposed", "c10d_functional", "_c10d_functional", "fsdp", "streams", "mkldnn", "mkl"}
 )  # fmt: skip
 """Namespaces of operators that come with torch or detpass."""
+
+
+CUDA_COUNTERPARTS: Mapping[Any, Any] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
+        torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+    ),
+}
+"""Kernels that torch takes on the CPU alone, and what is called in their place on CUDA."""
 
 
 @dataclass
@@ -58,6 +68,7 @@ class Analysis:
         self.progress(f"classifying {len(graph.nodes)} nodes")
         before = Snapshot.of(graph, self.device_type)
         self._note_others(graph)
+        self._note_attention(graph, before)
         report = Report()
         self._rewriter().rewrite(graph, report)
         if not report.records and again:
@@ -121,6 +132,30 @@ class Analysis:
             before=before.around([record.node], "subject"),
             after=after.around(inserted, "inserted") if inserted else None,
         )
+
+    def _note_attention(self, graph: fx.Graph, before: Snapshot) -> None:
+        """Record what was traced as a kernel of the CPU alone and is nondeterministic on CUDA."""
+        if self.device_type != "cuda":
+            return
+        for node in graph.nodes:
+            there = CUDA_COUNTERPARTS.get(node.target) if node.op == "call_function" else None
+            if there is None:
+                continue
+            rules_for = self.rule_set.for_target(there)
+            record = Record(
+                op=str(there),
+                node=node.name,
+                treatment=Treatment.NATIVE if rules_for else Treatment.UNCOVERED,
+                rule=rules_for[0].name if rules_for else None,
+                reason="on CUDA the fused attention's backward adds the gradient of the query by atomics; here it was "
+                "traced as the CPU's kernel",
+                location=None,
+                phase="backward",
+                device="cuda",
+                dtype=None,
+                shape=None,
+            )
+            self.records.append(self._describe(record, before, before, [], len(self.graphs)))
 
     def _note_others(self, graph: fx.Graph) -> None:
         for node in graph.nodes:

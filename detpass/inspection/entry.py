@@ -60,7 +60,7 @@ def inspect_with(
     analysis = Analysis(target.type, rule_set, progress=settings.progress)
     outcome = _graphs(loaded, args, kwargs or {}, settings, target, analysis)
     settings.progress("reading the lowered code")
-    found, note = _lowered(analysis, target, settings)
+    found, note = _lowered(analysis, target, settings, _call_of(loaded, args, kwargs or {}))
     return InspectionReport(
         subject=name,
         target=str(target),
@@ -71,6 +71,7 @@ def inspect_with(
         triton_kernels=tuple(user_kernels(analysis.launches, target.capability or 90)),
         lowered=tuple(found),
         lowered_note=note,
+        notes=_notes(target),
         environment=environment.findings(),
         incomplete=outcome.incomplete,
         torch_version=torch.__version__,
@@ -125,14 +126,40 @@ def _loaded(subject: Any, settings: Settings) -> Any:
     return inputs.from_object(subject)
 
 
-def _lowered(analysis: Analysis, target: Target, settings: Settings) -> tuple[list[LoweredFinding], str | None]:
+Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+
+
+def _call_of(subject: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """What to call, and with what, to run a subject."""
+    if isinstance(subject, inputs.Program):
+        return subject.graph_module, subject.inputs, {}
+    if isinstance(subject, fx.GraphModule) and not args and not kwargs:
+        return subject, [node.meta["val"] for node in subject.graph.nodes if node.op == "placeholder"], {}
+    return subject, args, kwargs
+
+
+def _notes(target: Target) -> tuple[str, ...]:
+    if target.type == "cuda" and not torch.cuda.is_available():
+        return (
+            "There is no GPU here: the model was traced on the CPU. Code of the model that asks for the device, and "
+            "kernels that torch chooses by device while tracing (attention, dropout, batch norm), may differ there.",
+        )
+    return ()
+
+
+def _lowered(
+    analysis: Analysis, target: Target, settings: Settings, call: Call
+) -> tuple[list[LoweredFinding], str | None]:
     if settings.read_lowered is False:
         return [], "not read, as asked"
-    if target.type != "cpu":
-        return [], "not read"
     operators = sum(graph.nodes_after for graph in analysis.graphs)
     if settings.read_lowered is None and operators > LOWERING_LIMIT:
         return [], f"not read: {operators} operators, more than {LOWERING_LIMIT} (ask for it with read_lowered=True)"
+    if target.type == "cuda":
+        try:
+            return lowered.cuda_findings(*call, capability=target.capability or 90, dynamic=settings.dynamic), None
+        except InspectionError as error:
+            return [], f"not read: {error}"
     try:
         return lowered.cpu_findings(analysis.modules), None
     except _torch_private_capture.lowering_errors() as error:

@@ -1,14 +1,15 @@
-"""What is left in the code that Inductor lowers for the CPU after the rewrite.
+"""What is left in the code that Inductor makes of a model after the rewrite.
 
-The rewritten graphs go through Inductor's lowering up to its scheduler, where ``rewriting/lowering_audit.py`` reads
-them; no code is generated, compiled or run. A joint graph is lowered whole, before it is cut into forward and backward.
+For the CPU, the rewritten graphs go through Inductor's lowering up to its scheduler, where
+``rewriting/lowering_audit.py`` reads them; no code is generated, compiled or run. A joint graph is lowered whole,
+before it is cut into forward and backward. For CUDA, ``cuda_code.py`` generates the text that a GPU would run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import fx
 from detpass import _torch_private, _torch_private_capture, rules
 from detpass.backend import FIXED_SETTINGS
 from detpass.config import Options
+from detpass.inspection.cuda_code import CudaSettings, cuda_code_with
 from detpass.inspection.locations import model_location
 from detpass.inspection.records import LoweredFinding
 from detpass.rewriting.lowering_audit import Finding, findings
@@ -37,6 +39,22 @@ def cpu_findings(graph_modules: Iterable[fx.GraphModule]) -> list[LoweredFinding
     for graph_module in graph_modules:
         found += [_describe(finding) for finding in _read(graph_module, options)]
     return found
+
+
+def cuda_findings(
+    target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, capability: int, dynamic: bool | None
+) -> list[LoweredFinding]:
+    """Generate the CUDA code of ``target(*args, **kwargs)`` under detpass and list what is nondeterministic in it.
+
+    Raises InspectionError where no code can be generated.
+    """
+    settings = CudaSettings(backend="detpass", dynamic=dynamic, capability=capability, compile_kernels=False)
+    code = cuda_code_with(settings, target, args, kwargs)
+    said = [f"{a.operation} by atomics in kernel {a.kernel} of {a.graph}" for a in code.float_atomics]
+    said += [f"look-back scan in kernel {s.kernel} of {s.graph}" for s in code.float_scans]
+    found = [LoweredFinding(text, (), None) for text in said]
+    calls = code.nondeterministic_externs
+    return found + [LoweredFinding(f"call in {c.graph}: {c.hazard}", (c.operator,), None) for c in calls]
 
 
 def _read(graph_module: fx.GraphModule, options: Options) -> list[Finding]:

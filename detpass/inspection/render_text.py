@@ -56,6 +56,7 @@ def renderables(report: InspectionReport, width: int) -> Iterator[RenderableType
     yield from _section("Triton kernels", [str(item) for item in report.triton_kernels], "")
     yield from _section("Left in the lowered code", [str(item) for item in report.lowered], "bold red")
     yield from _section("Lowered code", [report.lowered_note] if report.lowered_note else [], "")
+    yield from _section("Notes", list(report.notes), "")
     warnings = [f"{f.name}: {f.value}. {f.advice}" for f in report.environment if f.level is not Level.OK]
     yield from _section("Environment", warnings, "yellow")
     yield Text(verdict(report), style="bold")

@@ -44,6 +44,8 @@ class InspectionReport:
     """What is nondeterministic in the lowered code after the rewrite."""
     lowered_note: str | None
     """Why the lowered code was not read, or None when it was."""
+    notes: tuple[str, ...]
+    """What to know about how the report was made."""
     environment: tuple[EnvironmentFinding, ...]
     """Versions and settings that bear on repeatability."""
     incomplete: str | None

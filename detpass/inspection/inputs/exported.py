@@ -78,16 +78,12 @@ def _fake(mode: Any, like: torch.Tensor, requires_grad: bool) -> torch.Tensor:
 class _Reader:
     def __init__(self, origin: str, module: dict[str, Any]) -> None:
         self._origin = origin
-        self._module = module
         self._graph = module["graph"]
         self._build = GraphBuilder(origin)
         self._enums = _torch_private_capture.export_enums()
         self._values: dict[str, Any] = {}
 
     def read(self) -> tuple[fx.GraphModule, tuple[Any, ...]]:
-        learned = {
-            spec["parameter"]["arg"]["name"] for spec in self._module["signature"]["input_specs"] if "parameter" in spec
-        }
         inputs: list[Any] = []
         for argument in self._graph["inputs"]:
             ((kind, value),) = argument.items()
@@ -97,7 +93,7 @@ class _Reader:
                 continue
             fake = self._tensor(value["name"])
             self._values[value["name"]] = self._build.input(value["name"], fake)
-            wanted = value["name"] in learned and self._graph["tensor_values"][value["name"]]["requires_grad"]
+            wanted = self._graph["tensor_values"][value["name"]]["requires_grad"]
             inputs.append(_fake(self._build.mode, fake, wanted))
         for number, node in enumerate(self._graph["nodes"]):
             self._node(node, number)
