@@ -18,16 +18,21 @@ from detpass.rules.adaptive_pooling import (
 )
 from detpass.rules.embedding import EmbeddingBagBackward, EmbeddingDenseBackward
 from detpass.rules.folding import Col2Im
+from detpass.rules.grid_sample import GridSampleBackward
+from detpass.rules.histogram import Histc, WeightedHistogram
 from detpass.rules.index_add import IndexAdd
 from detpass.rules.index_put import IndexPutAccumulate
-from detpass.rules.last_write import IndexCopy, IndexPutLastWrite, ScatterLastWrite
+from detpass.rules.last_write import IndexCopy, IndexFill, IndexPutLastWrite, ScatterLastWrite
 from detpass.rules.masked_index_put import MaskedIndexPutAccumulate
 from detpass.rules.max_pooling import MaxPoolBackward
+from detpass.rules.native import DeterministicKernel
 from detpass.rules.padding import ReplicationPadBackward
 from detpass.rules.pooling import AvgPoolBackward
 from detpass.rules.resampling import ResamplingBackward
+from detpass.rules.scan import FixedOrderScan
 from detpass.rules.scatter import ScatterReduce
 from detpass.rules.shared_plan import share_plans
+from detpass.rules.ties import SmallestIndexAmongEquals
 
 BUILTIN_RULES: tuple[Rule, ...] = (
     IndexPutAccumulate(),
@@ -37,6 +42,7 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     EmbeddingBagBackward(),
     IndexAdd(),
     IndexCopy(),
+    IndexFill(),
     ScatterReduce(),
     ScatterLastWrite(),
     MaxPoolBackward(),
@@ -47,6 +53,12 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     ReplicationPadBackward(),
     Col2Im(),
     ResamplingBackward(),
+    GridSampleBackward(),
+    FixedOrderScan(),
+    SmallestIndexAmongEquals(),
+    Histc(),
+    WeightedHistogram(),
+    DeterministicKernel(),
 )
 """Every built-in rule, first match wins."""
 

@@ -173,36 +173,36 @@ def gather_by_cell(
     for size in reversed(cells[1:]):
         strides.insert(0, strides[0] * size)
 
-    def cell_numbers(phases: tuple[int, ...] | None) -> torch.Tensor:
-        """Flat numbers of the cells of each block: of one phase, or of all of them as dimensions of their own.
+    def places(axis: int, phase: torch.Tensor | int, inner: int) -> torch.Tensor:
+        """``stride * q + phase - padding`` along ``axis`` times its step, with ``inner`` dimensions after it.
 
         Numbers of cells in the padding mean nothing: the adjoint cuts those cells off.
         """
-        number = torch.zeros((), dtype=torch.int64, device=grad.device)
-        for axis, (window, size, step) in enumerate(zip(windows, cells, strides, strict=True)):
-            inner = len(windows) - 1 - axis
-            q = torch.arange(window.blocks(size), device=grad.device) * window.stride - window.padding
-            if phases is not None:
-                place = (q + phases[axis]).reshape(-1, *[1] * inner)
-            else:
-                phase = torch.arange(window.stride, device=grad.device)
-                place = (q.unsqueeze(1) + phase).reshape(-1, window.stride, *[1] * (2 * inner))
-            number = number + place * step
-        return number
+        window, size = windows[axis], cells[axis]
+        q = torch.arange(window.blocks(size), device=grad.device) * window.stride - window.padding
+        place = (q if isinstance(phase, int) else q.unsqueeze(1)) + phase
+        numbers: torch.Tensor = place * strides[axis]
+        return numbers.reshape(*place.shape, *[1] * inner)
 
+    count = len(windows)
     if are_sliced(windows):
 
         def term(phases: tuple[int, ...], reaches: tuple[Reach, ...]) -> torch.Tensor:
             backs = [reach.back for reach in reaches]
-            return torch.where(recorded(backs) == cell_numbers(phases), grads(backs), 0)
+            number: Any = sum(places(axis, phase, count - 1 - axis) for axis, phase in enumerate(phases))
+            return torch.where(recorded(backs) == number, grads(backs), 0)
 
         return sliced_adjoint(windows, cells, term)
 
-    count = len(windows)
-
     def blocked_term(backs: tuple[int, ...]) -> torch.Tensor:
-        hit = blocked(recorded(backs), count) == cell_numbers(None)
-        return torch.where(hit, blocked(grads(backs), count), 0)
+        difference = blocked(recorded(backs), count)
+        met: Any = True
+        for axis, (window, back) in enumerate(zip(windows, backs, strict=True)):
+            inner = 2 * (count - 1 - axis)
+            difference = difference - places(axis, torch.arange(window.stride, device=grad.device), inner)
+            of_phase = window.element_by_phase(back, grad.device)
+            met = met & (of_phase >= 0).reshape(-1, *[1] * inner)
+        return torch.where((difference == 0) & met, blocked(grads(backs), count), 0)
 
     return blocked_adjoint(windows, cells, blocked_term)
 

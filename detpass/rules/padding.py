@@ -62,7 +62,7 @@ def _collect(grad: torch.Tensor, dim: int, cells: Any, before: int, after: int) 
     beyond = [0] * (2 * (-1 - dim))
     # Cells that were cropped away get zero; copies are cut off.
     widened = aten.constant_pad_nd.default(grad, [*beyond, max(0, -before), max(0, -after)], 0)
-    own = widened.narrow(dim, max(0, before), cells)
+    own: torch.Tensor = widened.narrow(dim, max(0, before), cells)
     cell = torch.arange(cells, device=grad.device).reshape(-1, *[1] * (-1 - dim))
     if before > 0:
         # Cropping the other end may leave fewer copies than were made.

@@ -1,0 +1,103 @@
+"""Histograms: counts in integers, weights as segment sums.
+
+``histc`` on CUDA adds 1.0 to float counters atomically; here the bin of each value feeds an exact integer count.
+Before: ``aten.histc(x, bins, low, high)``. After: ``segment_count(bin_of(x))`` in the dtype of ``x``.
+
+``histogram`` with weights exists on a CPU only, where threads add their partial histograms in the order in which they
+finish. Before: ``aten.histogram.bin_ct(x, bins, range, weight, density)``. After: a segment sum of the weights by bin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from detpass import segment
+from detpass.graph_query import arguments, tensor_of
+from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
+
+aten = torch.ops.aten
+
+
+class Histc(Rule):
+    """``histc`` as an exact count of bins."""
+
+    name = "histc"
+    targets = (aten.histc.default,)
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        if context.device.type != "cuda":
+            return Safe("ATen's CPU histogram counts ones, which float counters hold exactly in any order below 2**24")
+        given = arguments(node)
+        source = tensor_of(given["self"])
+        if source is None or not all(isinstance(given[name], (int, float)) for name in ("bins", "min", "max")):
+            return NoMatch(Inapplicable.UNKNOWN_SIZE, node, "the bins and the range must be numbers")
+        parameters = {"bins": given["bins"], "low": given["min"], "high": given["max"]}
+        return Match((given["self"],), "counts are exact in integers", parameters, Treatment.SEGMENT)
+
+    def replacement(self, source: torch.Tensor, *, bins: int, low: float, high: float) -> torch.Tensor:
+        flat = source.reshape(-1)
+        wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
+        bottom: Any = torch.full((), low, dtype=wide.dtype, device=wide.device)
+        top: Any = torch.full((), high, dtype=wide.dtype, device=wide.device)
+        if low == high:
+            # The data's own range, as eager takes it; widened by one on each side when that is a single value.
+            count: Any = flat.shape[0]
+            if not (isinstance(count, int) and count == 0):
+                bottom, top = wide.amin(), wide.amax()
+            single = bottom == top
+            bottom, top = torch.where(single, bottom - 1, bottom), torch.where(single, top + 1, top)
+        inside = (wide >= bottom) & (wide <= top)
+        place = ((wide - bottom) * bins / (top - bottom)).to(torch.int64)
+        place = torch.clamp(place, 0, bins - 1)
+        index = torch.where(inside, place, segment.skipped_value(torch.int64))
+        return segment.segment_count(index, bins, False, "histc").to(source.dtype)
+
+
+class WeightedHistogram(Rule):
+    """``histogram`` with weights as a segment sum by bin."""
+
+    name = "weighted_histogram"
+    targets = (aten.histogram.bin_ct, aten.histogram.bins_tensor)
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        given = arguments(node)
+        if given["weight"] is None:
+            return Safe("counts of ones are exact in any order below 2**24")
+        density = bool(given["density"])
+        if node.target is aten.histogram.bins_tensor:
+            operands = (given["self"], given["weight"], given["bins"])
+            return Match(operands, "weights are summed by bin", {"density": density}, Treatment.SEGMENT)
+        if not isinstance(given["bins"], int):
+            return NoMatch(Inapplicable.UNKNOWN_SIZE, node, "the number of bins must be known")
+        bounds = None if given["range"] is None else tuple(given["range"])
+        parameters = {"density": density, "bins": given["bins"], "bounds": bounds}
+        return Match((given["self"], given["weight"]), "weights are summed by bin", parameters, Treatment.SEGMENT)
+
+    def replacement(
+        self,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        edges: torch.Tensor | None = None,
+        *,
+        density: bool,
+        bins: int = 0,
+        bounds: Sequence[float] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        flat = source.reshape(-1)
+        if edges is None:
+            # ATen computes the edges from the data or the range; without weights that is deterministic.
+            _, edges = aten.histogram.bin_ct(source, bins, range=None if bounds is None else list(bounds))
+        count = edges.shape[0] - 1
+        place = torch.searchsorted(edges, flat, right=True) - 1
+        # The last bin is closed on both sides.
+        place = torch.where(flat == edges[-1], count - 1, place)
+        inside = (flat >= edges[0]) & (flat <= edges[-1])
+        index = torch.where(inside, place, segment.skipped_value(torch.int64))
+        total = segment.segment_reduce(weight.reshape(1, -1, 1), index, count, "sum", False, "histogram").reshape(-1)
+        if density:
+            total = total / (total.sum() * (edges[1:] - edges[:-1]))
+        return total, edges.clone()
