@@ -27,6 +27,7 @@ from detpass.rewriting.graph_pass import Rewriter
 from detpass.rewriting.lowering_audit import LoweringAudit
 from detpass.rewriting.registry import RuleSet, registered_rules
 from detpass.rewriting.report import Report, load, save
+from detpass.torch_faults import TorchFaults
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ def _compile(
         **{name: value for name, value in _torch_private.mode_patches(mode).items() if name not in FIXED_SETTINGS},
         **patches,
     }
+    merged["joint_custom_pre_pass"] = _chain(TorchFaults(), merged, settings, "joint_custom_pre_pass")
     merged["joint_custom_post_pass"] = _chain(rewrite, merged, settings, "joint_custom_post_pass")
     users_scheduler_pass = merged.get("_pre_fusion_custom_pass", settings.get("_pre_fusion_custom_pass"))
     merged["_pre_fusion_custom_pass"] = LoweringAudit(rules.hazard, own, uuid, users_scheduler_pass)
@@ -144,12 +146,12 @@ class RewritePass(_torch_private.custom_graph_pass_class()):  # type: ignore[mis
         return ("detpass.rewrite", self._uuid)
 
 
-def _chain(rewrite: RewritePass, merged: Mapping[str, Any], settings: Mapping[str, Any], name: str) -> Any:
-    """The rewrite after the user's own passes: what they insert is rewritten too."""
+def _chain(ours: Any, merged: Mapping[str, Any], settings: Mapping[str, Any], name: str) -> Any:
+    """Our pass after the user's own: what they insert is treated too."""
     users = merged.get(name, settings.get(name))
     if users is None:
-        return rewrite
-    return (*(users if isinstance(users, (list, tuple)) else (users,)), rewrite)
+        return ours
+    return (*(users if isinstance(users, (list, tuple)) else (users,)), ours)
 
 
 def _own_error(error: BaseException) -> Exception | None:

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from detpass import segment
 from detpass.graph_query import argument, label, tensor_of
 from detpass.proofs.injective import distinct, index_map
-from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Verdict
+from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
 from detpass.rules.canonical import (
     canonical,
     check_values,
@@ -93,10 +93,12 @@ class ScatterLastWrite(Rule):
         assert dest is not None and index is not None
         dim = scatter_dim(node)
         check_shapes(node, dest, index, src, dim)
+        if isinstance(index.numel(), int) and index.numel() == 0:
+            return Match((node.args[0], None, None), "nothing is written", {"dim": dim}, Treatment.CLOSED_FORM)
         if src is None:
             return Safe("all writers of one place carry equal values")
-        if isinstance(index.numel(), int) and index.numel() <= 1:
-            return Safe("at most one element is written")
+        if isinstance(index.numel(), int) and index.numel() == 1:
+            return Safe("one element is written")
         if isinstance(index.shape[dim], int) and index.shape[dim] == 1:
             return Safe("one element is written along the dimension")
         unique = _unique_along(node.args[2], index, dim)
@@ -111,7 +113,11 @@ class ScatterLastWrite(Rule):
             leaves={aten.scatter.src: EQUAL_WRITERS},
         )
 
-    def replacement(self, dest: Tensor, index: Tensor, src: Tensor, dim: int, rows: bool, op: str) -> Tensor:
+    def replacement(
+        self, dest: Tensor, index: Tensor | None, src: Tensor | None, dim: int, rows: bool = False, op: str = ""
+    ) -> Tensor:
+        if index is None or src is None:
+            return dest.clone()
         form = canonical_scatter(dest, dim, index, src, rows, op)
         last = segment.last_positions(form.index, form.num_segments, False, op)
         return aten.scatter.src(dest, dim, index, form.spread(form.source.index_select(1, last)))
@@ -141,6 +147,33 @@ class IndexCopy(Rule):
         last = segment.last_positions(flat, dest3.shape[1], False, op)
         rows = source3.index_select(1, last)
         return aten.index_put.default(dest3, [None, flat], rows, False).reshape(dest.shape)
+
+
+class IndexFill(Rule):
+    """``index_fill``: every writer carries one value. Kept whole, since it takes a negative index and ``index_copy``,
+    into which torch decomposes it, does not.
+    """
+
+    name = "index_fill"
+    targets = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+    kept_whole = targets
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        dest, index = tensor_of(node.args[0]), tensor_of(node.args[2])
+        assert dest is not None and index is not None
+        return Match(
+            operands=(node.args[0], node.args[2], node.args[3]),
+            parameters={"dim": int(node.args[1]) % max(dest.dim(), 1)},  # type: ignore[call-overload]
+            reason="all writers of one place carry equal values",
+            treatment=Treatment.CLOSED_FORM,
+            leaves={aten.index_put.default: "all writers of one place carry equal values"},
+        )
+
+    def replacement(self, dest: Tensor, index: Tensor, value: Any, dim: int) -> Tensor:
+        shaped = dest if dest.dim() else dest.reshape(1)
+        fill = value if isinstance(value, Tensor) else torch.full((), value, dtype=dest.dtype, device=dest.device)
+        indices = [None] * dim + [index.reshape(-1).to(torch.int64)]
+        return aten.index_put.default(shaped, indices, fill.to(dest.dtype), False).reshape(dest.shape)
 
 
 def _unique_along(node: Any, index: Tensor, dim: int) -> str | None:

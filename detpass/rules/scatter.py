@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from detpass.graph_query import argument, is_zeros, label, tensor_of
 from detpass.proofs.exact import addition_is_exact
-from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Verdict
+from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
 from detpass.rules.reductions import NAMES, combine
 from detpass.rules.scatter_form import canonical_scatter, check_shapes, row_index, scatter_dim
 
@@ -43,7 +43,7 @@ class ScatterReduce(Rule):
         if addition_is_exact(dest.dtype):
             return Safe(f"{dest.dtype} arithmetic is exact in every order")
         if isinstance(index.numel(), int) and index.numel() == 0:
-            return Safe("the index is empty")
+            return Match((node.args[0],), "nothing is written", treatment=Treatment.CLOSED_FORM)
         dim = scatter_dim(node)
         src = tensor_of(node.args[3])
         check_shapes(node, dest, index, src, dim)
@@ -65,16 +65,18 @@ class ScatterReduce(Rule):
     def replacement(
         self,
         dest: Tensor,
-        index: Tensor,
-        src: Tensor | None,
-        dim: int,
-        reduce: str,
-        include_self: bool,
-        zeros: bool,
-        rows: bool,
-        value: Any,
-        op: str,
+        index: Tensor | None = None,
+        src: Tensor | None = None,
+        dim: int = 0,
+        reduce: str = "sum",
+        include_self: bool = True,
+        zeros: bool = False,
+        rows: bool = False,
+        value: Any = None,
+        op: str = "",
     ) -> Tensor:
+        if index is None:
+            return dest.clone()
         if src is None:
             src = torch.full_like(index, value, dtype=dest.dtype)
         form = canonical_scatter(dest, dim, index, src, rows, op)
