@@ -81,6 +81,18 @@ def _function(library: str, symbol: str) -> Kernel | None:
     return function  # type: ignore[no-any-return]
 
 
+@functools.cache
+def _linear_index_function() -> Callable[..., int] | None:
+    loaded = build.load("sums")
+    if loaded is None:
+        return None
+    function = loaded.detpass_linear_index
+    number, record = ctypes.c_int64, ctypes.c_char_p
+    function.argtypes = [record, number, record, number, number, number, ctypes.c_void_p]
+    function.restype = number
+    return function
+
+
 def _raise(status: int, index: Tensor, size: int, wrap: bool, op: str) -> None:
     if status >= 0:
         raise fallback.out_of_bounds(op, int(index[status].item()), status, size, wrap)
@@ -308,8 +320,8 @@ def last_positions(index: Tensor, num_segments: int, wrap: bool, op: str) -> Ten
 
 def linear_index(indices: Sequence[Tensor], sizes: Sequence[int], wrap: bool, op: str) -> Tensor:
     """See ``functional.linear_index``."""
-    loaded = build.load("sums")
-    if loaded is None:
+    function = _linear_index_function()
+    if function is None:
         return fallback.linear_index(indices, sizes, wrap, op)
     spread = torch.broadcast_tensors(*indices)
     shape = spread[0].shape
@@ -318,16 +330,14 @@ def linear_index(indices: Sequence[Tensor], sizes: Sequence[int], wrap: bool, op
     for component, size in zip(spread, sizes, strict=True):
         layout += (component.data_ptr(), component.element_size(), size, *component.stride())
     threads = torch.get_num_threads()
-    function = loaded.detpass_linear_index
-    function.restype = ctypes.c_int64
     status = function(
         struct.pack(f"={len(shape)}q", *shape),
-        ctypes.c_int64(len(shape)),
+        len(shape),
         struct.pack(f"={len(layout)}q", *layout),
-        ctypes.c_int64(len(spread)),
-        ctypes.c_int64(wrap),
-        ctypes.c_int64(threads),
-        ctypes.c_void_p(out.data_ptr()),
+        len(spread),
+        wrap,
+        threads,
+        out.data_ptr(),
     )
     if status != _OK:
         axis, position = divmod(status, out.numel())

@@ -95,7 +95,7 @@ def _check_components(indices: Sequence[Tensor], sizes: Sequence[int]) -> None:
 
 
 def _forms(tensor: Tensor) -> ModuleType:
-    return cpu if tensor.device.type == "cpu" else fallback
+    return cpu if tensor.is_cpu else fallback
 
 
 def _segment_reduce(

@@ -9,7 +9,9 @@ for a table far larger than the index that is updated in place. The coefficients
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class Strategy(enum.IntEnum):
@@ -44,9 +46,8 @@ class CostModel:
 MODEL = CostModel()
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What the choice depends on."""
+class Sizes(NamedTuple):
+    """What the choice depends on. A named tuple, as one is made at every call."""
 
     batch: int
     rows: int
@@ -73,6 +74,7 @@ class Choice:
     """A scan that finds (in a sample) a larger share of the rows in one segment sorts after all; 0: never."""
 
 
+@functools.lru_cache(maxsize=4096)
 def choose(sizes: Sizes, model: CostModel = MODEL) -> Choice:
     """Return the form for ``sizes``. Raises OverflowError where no kernel can address that many rows."""
     if sizes.rows >= 2**31:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from detpass.segment.strategy import MODEL, Sizes, Strategy, choose
@@ -37,15 +35,15 @@ BASE = Sizes(
     ],
 )
 def test_form(changes, form):
-    assert choose(dataclasses.replace(BASE, **changes)).form is form
+    assert choose(BASE._replace(**changes)).form is form
 
 
 def test_scratch_is_bounded_by_the_operands():
-    sizes = dataclasses.replace(BASE, own_accumulators=True, element_bytes=2, segments=10**6)
+    sizes = BASE._replace(own_accumulators=True, element_bytes=2, segments=10**6)
     operands = 100_000 * (16 * 2 + 8) + 10**6 * 16 * 2
     assert choose(sizes).owner_bytes * sizes.threads <= max(MODEL.scratch_share * operands, 2 * MODEL.least_scratch)
 
 
 def test_too_many_rows_for_a_sort():
     with pytest.raises(OverflowError, match="2147483648 rows; a reduction other than a sum takes at most 2147483647"):
-        choose(dataclasses.replace(BASE, rows=2**31, scannable=False))
+        choose(BASE._replace(rows=2**31, scannable=False))
