@@ -154,6 +154,8 @@ def summary(found: Sequence[Cell]) -> list[dict[str, Any]]:
         for rival in RIVALS:
             for dtype in ("all", *sorted({cell.dtype for cell in found}, reverse=True)):
                 chosen = [cell for cell in found if cell.threads == threads and dtype in ("all", cell.dtype)]
+                if not chosen:
+                    continue
                 worst = max(chosen, key=lambda cell: cell.ratios[rival])
                 mean_target, worst_target = TARGETS.get(threads, {}).get(rival, (None, None))
                 rows.append(
