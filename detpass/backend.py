@@ -228,4 +228,6 @@ def _report_key(graph_module: fx.GraphModule, example_inputs: Iterable[Any], uui
     return digest.hexdigest()
 
 
+for _functional, _inplace in segment.ops.INPLACE_VARIANTS:
+    _torch_private.register_inplace_variant(_functional, _inplace, 0)
 escapes.watch(detpass)
