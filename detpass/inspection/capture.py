@@ -8,6 +8,7 @@ visited; at a break the pipeline goes on with stand-in results, so that the grap
 from __future__ import annotations
 
 import contextlib
+import gc
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -183,6 +184,7 @@ class _Partitioner(_torch_private_capture.custom_partitioner_class()):  # type: 
 @contextlib.contextmanager
 def _isolated(rule_set: RuleSet) -> Iterator[None]:
     with (
+        _uncollected(),
         torch.random.fork_rng(devices=[]),
         _torch_private_capture.isolated_compile(),
         _torch_private_capture.quiet_compile(),
@@ -190,6 +192,18 @@ def _isolated(rule_set: RuleSet) -> Iterator[None]:
         _torch_private.differentiated_whole(rule_set.differentiated_whole()),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pause the garbage collector: a trace makes millions of objects that live until its end."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _entry(target: Callable[..., Any]) -> types.FunctionType:

@@ -1,0 +1,87 @@
+"""``detpass inspect``: exit status, JSON, HTML, messages for misuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from detpass.cli import application
+from detpass.errors import ConfigurationError, DetpassError, InspectionError
+
+ROOT = Path(__file__).parents[2]
+MODELS = "tests/inspection/models.py"
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(application(), ["inspect", *arguments])
+
+
+def test_status_1_and_the_table_when_something_differs() -> None:
+    result = run(f"{MODELS}:tower")
+    assert result.exit_code == 1
+    assert "index_add" in result.stdout
+    assert "\x1b[" not in result.stdout
+    assert "repeats with torch.compile" in result.stdout
+
+
+def test_status_0_when_clean() -> None:
+    result = run("tests.inspection.models:clean")
+    assert result.exit_code == 0
+    assert "Nothing here differs" in result.stdout
+
+
+@pytest.mark.parametrize(("fail_on", "status"), [("nondeterministic", 1), ("remaining", 0), ("never", 0)])
+def test_what_fails_is_the_users_choice(fail_on: str, status: int) -> None:
+    assert run(f"{MODELS}:tower", "--fail-on", fail_on, "--no-lowered").exit_code == status
+
+
+def test_json_is_all_that_is_printed() -> None:
+    result = run(f"{MODELS}:tower", "--json", "--target", "cpu")
+    assert json.loads(result.stdout)["target"] == "cpu"
+
+
+def test_html_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    result = run(f"{MODELS}:tower", "--html", str(path), "--no-lowered")
+    assert result.exit_code == 1
+    assert path.read_text().startswith("<!DOCTYPE html>")
+    assert str(path) in result.stdout.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((f"{MODELS}:wrong",), InspectionError, "returned a int"),
+        ((f"{MODELS}:absent",), ConfigurationError, "no callable 'absent'"),
+        (("missing.py:f",), ConfigurationError, "not found"),
+        (("missing.pt2",), InspectionError, "not found"),
+        ((f"{MODELS}:tower", "--fail-on", "sometimes"), InspectionError, "expected one of"),
+        ((f"{MODELS}:tower", "--target", "tpu"), ConfigurationError, "expected 'cpu'"),
+    ],
+)
+def test_misuse_is_explained(arguments: tuple[str, ...], error: type[DetpassError], message: str) -> None:
+    result = run(*arguments)
+    assert isinstance(result.exception, error)
+    assert message in str(result.exception)
+
+
+def test_misuse_ends_with_status_2_and_one_message() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "detpass", "inspect", "missing.pt2"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.strip().startswith("error: file 'missing.pt2' not found")
+    assert "Traceback" not in done.stderr
