@@ -1,4 +1,4 @@
-"""The command line: ``detpass demo | doctor | inspect | repeat | ledger``, one module for each command.
+"""The command line: ``detpass demo | doctor | inspect | rules | repeat | ledger``, one module for each command.
 
 A command is a function with typer annotations in its own module; adding one is a line in ``COMMANDS``. Modules import
 torch inside the command, so that ``--help`` is quick. Exit status: 0 clean, 1 the bits differ or nondeterminism was
@@ -14,7 +14,7 @@ import typer
 
 from detpass.cli.terminal import error_console
 
-COMMANDS = ("demo", "doctor", "inspect", "repeat", "ledger")
+COMMANDS = ("demo", "doctor", "inspect", "rules", "repeat", "ledger")
 """Modules of this package, each with a function ``command`` that becomes the command of the module's name."""
 
 

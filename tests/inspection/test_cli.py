@@ -85,3 +85,38 @@ def test_misuse_ends_with_status_2_and_one_message() -> None:
     assert done.stdout == ""
     assert done.stderr.strip().startswith("error: file 'missing.pt2' not found")
     assert "Traceback" not in done.stderr
+
+
+def rules(*arguments: str) -> Result:
+    return CliRunner().invoke(application(), ["rules", *arguments])
+
+
+def test_rules_lists_every_row_of_the_catalogue() -> None:
+    from detpass.rules.catalogue import entries
+
+    result = rules()
+    assert result.exit_code == 0
+    text = "".join(result.stdout.split())
+    assert all(entry.rule is None or entry.rule in text for entry in entries())
+    listed = json.loads(rules("--json").stdout)
+    assert [row["what"] for row in listed] == [entry.what for entry in entries()]
+
+
+@pytest.mark.parametrize("name", ["cumsum", "torch.cumsum", "aten.cumsum.default", "torch.ops.aten.cumsum.default"])
+def test_rules_explains_an_operator_by_any_of_its_names(name: str) -> None:
+    result = rules("--op", name)
+    assert result.exit_code == 0
+    assert "why" in result.stdout
+    assert "cumsum" in result.stdout
+
+
+def test_rules_for_a_device() -> None:
+    rows = json.loads(rules("--device", "cpu", "--json").stdout)
+    assert rows
+    assert all("cpu" in row["devices"] for row in rows)
+    assert len(rows) < len(json.loads(rules("--json").stdout))
+
+
+@pytest.mark.parametrize("arguments", [("--op", "no_such_operator"), ("--device", "tpu")])
+def test_rules_refuses_what_it_does_not_know(arguments: tuple[str, ...]) -> None:
+    assert isinstance(rules(*arguments).exception, ConfigurationError)

@@ -171,7 +171,7 @@ addEventListener("load", () => {
       const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
       if (!own || !element.getClientRects().length || element.closest("svg")) continue;
       const value = ratio(rgba(getComputedStyle(element).color), behind(element));
-      if (value < worst[0]) worst = [value, `${element.tagName} ${element.className} ${element.textContent.slice(0, 40)}`];
+      if (value < worst[0]) worst = [value, `${element.tagName} ${element.textContent.slice(0, 40)}`];
     }
     for (const text of document.querySelectorAll("svg .box text")) {
       const back = rgba(getComputedStyle(text.parentElement.querySelector("rect")).fill);
