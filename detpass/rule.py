@@ -74,8 +74,6 @@ class Match:
     """Keyword arguments of the replacement: constants only."""
     treatment: Treatment = Treatment.SEGMENT
     """The kind of form that the replacement has."""
-    repeats: bool = False
-    """Whether the node repeats as it stands, and is rewritten for another reason (eager's errors, say)."""
     leaves: Mapping[Any, str] = field(default_factory=lambda: MappingProxyType({}))
     """Nondeterministic-looking operators that the replacement keeps on purpose, each with the reason why it is
     deterministic there (a plain write whose duplicates carry equal bits, say)."""

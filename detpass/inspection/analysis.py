@@ -7,6 +7,7 @@ One :class:`Analysis` serves one inspection: :meth:`Analysis.visit` where detpas
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,7 @@ from detpass.rewriting.graph_pass import Rewriter
 from detpass.rewriting.registry import RuleSet
 from detpass.rewriting.report import Record, Report
 from detpass.rule import Treatment
+from detpass.rules.catalogue import entries
 
 KNOWN_NAMESPACES = frozenset(
     {"aten", "prims", "prim", "higher_order", "detpass", "inductor", "inductor_prims", "rngprims", "quantized",
@@ -69,6 +71,7 @@ class Analysis:
         before = Snapshot.of(graph, self.device_type)
         self._note_others(graph)
         self._note_attention(graph, before)
+        hazardous = self._hazardous(graph)
         report = Report()
         self._rewriter().rewrite(graph, report)
         if not report.records and again:
@@ -77,7 +80,9 @@ class Analysis:
         inserted = replacements(after)
         number = len(self.graphs)
         for record in report.records:
-            self.records.append(self._describe(record, before, after, inserted.get(record.node, []), number))
+            repeats = record.treatment is Treatment.SAFE or hazardous.get(record.node) is False
+            places = inserted.get(record.node, [])
+            self.records.append(self._describe(record, before, after, places, number, repeats))
         self._seconds += sum(node.seconds for node in before.nodes.values())
         moved = sum(node.moved for node in before.nodes.values())
         self._visited.append(graph)
@@ -107,7 +112,7 @@ class Analysis:
         return Rewriter(self.rule_set, rules.hazard, options, segment.assume_device, rules.FINISHERS)
 
     def _describe(
-        self, record: Record, before: Snapshot, after: Snapshot, inserted: list[str], number: int
+        self, record: Record, before: Snapshot, after: Snapshot, inserted: list[str], number: int, repeats: bool
     ) -> InspectionRecord:
         node = before.nodes[record.node]
         location = model_location(node.meta)
@@ -128,7 +133,7 @@ class Analysis:
             module=module_path(node.meta, self.module_names),
             bytes=node.moved,
             time_share=node.seconds,
-            repeats=record.repeats,
+            repeats=repeats,
             before=before.around([record.node], "subject"),
             after=after.around(inserted, "inserted") if inserted else None,
         )
@@ -155,7 +160,19 @@ class Analysis:
                 dtype=None,
                 shape=None,
             )
-            self.records.append(self._describe(record, before, before, [], len(self.graphs)))
+            self.records.append(self._describe(record, before, before, [], len(self.graphs), False))
+
+    def _hazardous(self, graph: fx.Graph) -> dict[str, bool]:
+        """Whether the catalogue names a node as nondeterministic on the device, for the operators that it lists.
+
+        A rule may rewrite a node that repeats on this device: for the same bits on another, or for eager's errors.
+        """
+        device = torch.device(self.device_type)
+        return {
+            node.name: rules.hazard(node, device) is not None
+            for node in graph.nodes
+            if node.op == "call_function" and str(node.target) in listed_ops()
+        }
 
     def _note_others(self, graph: fx.Graph) -> None:
         for node in graph.nodes:
@@ -175,6 +192,12 @@ class Analysis:
                 if old is not None
                 else UnknownOp(str(target), 1, model_location(node.meta))
             )
+
+
+@functools.cache
+def listed_ops() -> frozenset[str]:
+    """The operators, as graphs name them, of which the catalogue speaks."""
+    return frozenset(op for entry in entries() for op in entry.ops)
 
 
 def names_of(modules: Iterable[nn.Module]) -> dict[str, str]:

@@ -273,7 +273,6 @@ def _record(
         dtype=None if tensor is None else str(tensor.dtype).removeprefix("torch."),
         shape=None if tensor is None else tuple(map(str, tensor.shape)),
         module=_module_path(node.meta),
-        repeats=isinstance(verdict, Safe) or (isinstance(verdict, Match) and verdict.repeats),
     )
 
 

@@ -47,8 +47,6 @@ class Record:
     """The shape of the node's result; symbolic sizes by name."""
     module: str | None = None
     """The path of the module that holds the line, such as ``encoder.embedding``."""
-    repeats: bool = False
-    """Whether the node repeats as it stands: proved safe, or rewritten for another reason."""
 
     def __str__(self) -> str:
         place = f" at {self.location}" if self.location else ""

@@ -52,7 +52,6 @@ class IndexAdd(Rule):
             reason="integer additions are exact; kept whole so that an illegal index is refused as in eager"
             if exact
             else "the index may repeat and floating-point results depend on the order",
-            repeats=exact,
         )
 
     def replacement(
