@@ -22,13 +22,15 @@ CASES = (  # rows, segments, columns, distribution
     (70_000, 3, 20, "hot"),
 )
 DRY_CASES = ((300, 7, 4, "hot"), (0, 3, 2, "uniform"))
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.int32)
+DTYPES = (torch.float32, torch.bfloat16)
+MORE_DTYPES = (torch.float64, torch.float16, torch.complex64, torch.int32)
+"""Tried on the first two cases alone: compiling a kernel for each costs more than running it."""
 
 
 def _cases(setting: Setting) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, int]]:
-    for rows, segments, columns, distribution in DRY_CASES if setting.dry else CASES:
+    for number, (rows, segments, columns, distribution) in enumerate(DRY_CASES if setting.dry else CASES):
         index = make_index(distribution, rows, segments)
-        for dtype in DTYPES[:3] if setting.dry else DTYPES:
+        for dtype in DTYPES + (MORE_DTYPES if number < 2 else ()):
             generator = torch.Generator().manual_seed(rows + columns)
             scale = torch.exp(2 * torch.randn(1, rows, 1, generator=generator))
             source = torch.randn(1, rows, columns, dtype=torch.float64, generator=generator) * scale
@@ -49,7 +51,7 @@ def bits(setting: Setting) -> Found:
         failures += [f"{name}: {way} gave {sorted(found[way])}, the CPU {expected}" for way in wrong]
         rows.append([name, expected, ", ".join(wrong) or "equal"])
     runs = _runs(setting)
-    text = table(["case", "bits on the CPU", f"on the GPU, {runs} runs, CUDA graph, {len(TILES)} other tiles"], rows)
+    text = table(["case", "bits on the CPU", f"on the GPU, {runs} runs, CUDA graph, other tiles"], rows)
     return Found({"cases": rows, "runs": runs}, text, failures)
 
 
@@ -70,7 +72,7 @@ def _ways(setting: Setting, index: torch.Tensor, source: torch.Tensor, segments:
         graph.add(digest(result))
     found["CUDA graph"] = graph
     perm, offsets = sorted_plan(index, segments)
-    if not source.is_complex():
+    if source.dtype in DTYPES and source.shape[2] in (4, 16, 33):
         for tile in TILES:
             found[f"{tile}"] = {digest(launches(source, perm, offsets, "sum", source.dtype, tile=tile))}
     torch_only = fallback.segment_reduce(source, index, segments, "sum", False, "")

@@ -105,9 +105,10 @@ def operators(setting: Setting) -> Found:
             continue
         try:
             count, treated = _distinct(setting, case, backend)
-        except DetpassError as error:
-            rows.append([case.name, "refused", "", str(error)[:80]])
-            failures.append(f"{case.name} was refused: {str(error)[:200]}")
+        except (DetpassError, RuntimeError, TypeError, ValueError, LookupError) as error:
+            text = " ".join(str(error).split())[:160]
+            rows.append([case.name, "failed", "", text])
+            failures.append(f"{case.name}: {type(error).__name__}: {text}")
             continue
         seen |= set(treated)
         eager = _distinct_eager(setting, case)
@@ -143,7 +144,7 @@ def _distinct_eager(setting: Setting, case: Case) -> int:
 def _step(setting: Setting, case: Case, function: Callable[..., Any]) -> str:
     inputs = []
     for value in case.inputs:
-        moved = value.to(setting.device)
+        moved = value.detach().clone().to(setting.device)
         inputs.append(moved.requires_grad_() if case.backward and moved.is_floating_point() else moved)
     result = function(*inputs)
     values = list(result) if isinstance(result, tuple) else [result]
@@ -155,5 +156,6 @@ def _step(setting: Setting, case: Case, function: Callable[..., Any]) -> str:
             for value in values
             if value.requires_grad
         )
-        gradients = [g for g in torch.autograd.grad(total, wanted, allow_unused=True) if g is not None]
+        found: tuple[Tensor | None, ...] = torch.autograd.grad(total, wanted, allow_unused=True)
+        gradients = [gradient for gradient in found if gradient is not None]
     return digest(*values, *gradients)

@@ -58,7 +58,7 @@ def digest(*values: torch.Tensor) -> str:
     for value in values:
         plain = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
         found.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        found.update(plain.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        found.update(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
 
 

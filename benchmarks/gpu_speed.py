@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -84,30 +85,32 @@ def _cells(
     found = []
     for distribution in DISTRIBUTIONS:
         index = make_index(distribution, rows, segments).to(setting.device)
+        zeros = functools.partial(torch.zeros, segments, columns, dtype=dtype, device=setting.device)
+        embedding = torch.ops.aten.embedding_dense_backward
         calls: dict[str, Callable[[], Any]] = {
-            "detpass": lambda index=index: ours(index, source),
-            "inductor": lambda index=index: plain(index, source),
-            "inductor + flag": under_flag(lambda index=index: flagged(index, source)),
-            "eager + flag": under_flag(lambda index=index: function(index, source)),
-            "eager atomics": lambda index=index: torch.zeros(
-                segments, columns, dtype=dtype, device=setting.device
-            ).index_add_(0, index, source),
-            "embedding backward": lambda index=index: torch.ops.aten.embedding_dense_backward(
-                source, index, segments, -1, False
-            ),
+            "detpass": functools.partial(ours, index, source),
+            "inductor": functools.partial(plain, index, source),
+            "inductor + flag": under_flag(functools.partial(flagged, index, source)),
+            "eager + flag": under_flag(functools.partial(function, index, source)),
+            "eager atomics": functools.partial(_index_add, zeros, index, source),
+            "embedding backward": functools.partial(embedding, source, index, segments, -1, False),
         }
         cell: dict[str, Any] = {"N": rows, "S": segments, "D": columns, "dtype": name, "distribution": distribution}
         cell |= {label: microseconds(setting, call) for label, call in calls.items()}
         perm, offsets = sorted_plan(index, segments)
-        replay, _ = captured(setting, lambda p=perm, o=offsets: launches(source[None], p, o, "sum", dtype))
+        replay, _ = captured(setting, functools.partial(launches, source[None], perm, offsets, "sum", dtype))
         cell["sum alone"] = microseconds(setting, replay)
         moved = (rows + segments) * columns * source.element_size() + rows * perm.element_size()
         cell["bytes"] = moved
         cell["share of copy"] = moved / cell["sum alone"] / ceiling
-        replay, _ = captured(setting, lambda i=index: sorted_plan(i, segments))
+        replay, _ = captured(setting, functools.partial(sorted_plan, index, segments))
         cell["plan alone"] = microseconds(setting, replay)
         found.append(cell)
     return found
+
+
+def _index_add(zeros: Callable[[], torch.Tensor], index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return zeros().index_add_(0, index, source)
 
 
 def tiles(setting: Setting) -> Found:
