@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import fx
 
-
 from detpass import _torch_private, escapes, rules, segment
 from detpass.config import Options, split_options
 from detpass.errors import DetpassError, Refusal
@@ -204,7 +203,9 @@ def _name(target: Any) -> str:
 def _all_nodes(graph_module: fx.GraphModule) -> Iterable[fx.Node]:
     for module in graph_module.modules():
         if isinstance(module, fx.GraphModule):
-            yield from (node for node in module.graph.nodes if node.op in ("call_function", "call_method", "call_module"))
+            yield from (
+                node for node in module.graph.nodes if node.op in ("call_function", "call_method", "call_module")
+            )
 
 
 def _report_key(graph_module: fx.GraphModule, example_inputs: Iterable[Any], uuid: str) -> str:

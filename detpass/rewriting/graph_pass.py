@@ -94,7 +94,9 @@ class Rewriter:
         why = self.hazard(node, context.device)
         if why is not None:
             refused = "; ".join(f"{r.why.value}: {r.detail}" for r in refusals)
-            record = _record(node, phase, context.device, None, None, reason=f"{why}{f' ({refused})' if refused else ''}")
+            record = _record(
+                node, phase, context.device, None, None, reason=f"{why}{f' ({refused})' if refused else ''}"
+            )
             report.records.append(record)
             handle_uncovered(record, self.options)
             node.meta[DECIDED] = f"uncovered, {self.options.on_uncovered}"

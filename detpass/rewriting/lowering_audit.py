@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from detpass import _torch_private
@@ -95,5 +94,3 @@ class LoweringAudit(_torch_private.custom_scheduler_pass_class()):  # type: igno
     def uuid(self) -> Any:
         then = self._then.uuid() if self._then is not None and hasattr(self._then, "uuid") else None
         return ("detpass.lowering_audit", self._uuid, then)
-
-

@@ -30,7 +30,9 @@ def register_rule(rule: Rule) -> Rule:
     _check(rule)
     with _lock:
         if any(other.name == rule.name for other in _registered):
-            raise RuleError(f"a rule named {rule.name!r} is registered already; unregister_rule({rule.name!r}) removes it")
+            raise RuleError(
+                f"a rule named {rule.name!r} is registered already; unregister_rule({rule.name!r}) removes it"
+            )
         _registered.append(rule)
     return rule
 

@@ -63,7 +63,9 @@ class EmbeddingBagBackward(Rule):
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
         given = arguments(node)
         if given.get("sparse"):
-            return NoMatch(Inapplicable.ARGUMENT, node, "sparse=True gives an uncoalesced gradient: nothing is added here")
+            return NoMatch(
+                Inapplicable.ARGUMENT, node, "sparse=True gives an uncoalesced gradient: nothing is added here"
+            )
         indices = tensor_of(given["indices"])
         assert indices is not None
         if indices.dim() != 1:
@@ -143,5 +145,3 @@ def _frequency(flat: Tensor, num_weights: Any, op: str) -> Tensor:
     skipped = flat == skipped_value(flat.dtype)
     safe = torch.where(skipped, 0, flat)
     return torch.where(skipped, 1, counts.index_select(0, safe))
-
-

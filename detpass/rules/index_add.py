@@ -93,7 +93,9 @@ def check_slices(node: fx.Node, dest: Tensor, index: Tensor, source: Tensor, dim
         raise Refusal(RuntimeError(f"{label(node)}: Expected dtype int32/int64 for index, found {index.dtype}"))
     if dest.dtype != source.dtype:
         raise Refusal(
-            RuntimeError(f"{label(node)}: self ({dest.dtype}) and source ({source.dtype}) must have the same scalar type")
+            RuntimeError(
+                f"{label(node)}: self ({dest.dtype}) and source ({source.dtype}) must have the same scalar type"
+            )
         )
     count = index.shape[0] if index.dim() else 1
     expected = [count if d == dim else size for d, size in enumerate(dest.shape)]

@@ -70,7 +70,9 @@ class IndexPutAccumulate(Rule):
         return accumulate(dest, expand_masks(indices), values, zeros, op)
 
 
-def accumulate(dest: Tensor, indices: list[Tensor | None], values: Tensor, zeros: bool, op: str, wrap: bool = True) -> Tensor:
+def accumulate(
+    dest: Tensor, indices: list[Tensor | None], values: Tensor, zeros: bool, op: str, wrap: bool = True
+) -> Tensor:
     """``dest[indices] += values`` in canonical order; ``zeros`` says that ``dest`` is all zeros."""
     form = canonical(dest, indices, values, wrap, op)
     if zeros:

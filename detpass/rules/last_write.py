@@ -179,10 +179,7 @@ class IndexFill(Rule):
 def _unique_along(node: Any, index: Tensor, dim: int) -> str | None:
     """Whether the elements of ``index`` along ``dim`` are all different, the other coordinates being equal."""
 
-
     found = index_map(node)
     if found is None or dim not in found.dims or not found.given <= set(range(index.dim())) - {dim}:
         return None
     return f"the index is unique along the dimension ({found.source})"
-
-

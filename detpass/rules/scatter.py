@@ -90,5 +90,3 @@ def _reduction(node: fx.Node) -> str:
 
 def _include_self(node: fx.Node) -> bool:
     return bool(argument(node, "include_self")) if node.target is aten.scatter_reduce.two else True
-
-

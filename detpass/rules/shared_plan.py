@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from detpass.graph_query import tensor_of
+
 aten = torch.ops.aten
 ops = torch.ops.detpass
 
@@ -58,9 +59,7 @@ def _share(graph: fx.Graph, nodes: list[fx.Node]) -> None:
                 new = graph.call_function(ops.planned_reduce.default, (node.args[0], *parts, _reduce(node, 3)))
             else:
                 dest, _, source = node.args[:3]
-                new = graph.call_function(
-                    ops.planned_accumulate.default, (dest, *parts, source, _reduce(node, 3))
-                )
+                new = graph.call_function(ops.planned_accumulate.default, (dest, *parts, source, _reduce(node, 3)))
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
         graph.erase_node(node)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-
 from detpass.backend import detpass, last_report
 from detpass.segment import reference
 
@@ -149,7 +148,9 @@ def test_degenerate_sizes(name: str, make: Callable[[], tuple[Tensor, Tensor, Te
     dest, index, source = make()
     run = lambda d, i, s: (d.index_put((i,), s, accumulate=True), d.index_add(0, i, s))  # noqa: E731
     for out in torch.compile(run, backend=detpass, fullgraph=True)(dest, index, source):
-        torch.testing.assert_close(out.double(), dest.double().index_add(0, index, source.double()), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            out.double(), dest.double().index_add(0, index, source.double()), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_special_values_travel() -> None:
@@ -163,5 +164,3 @@ def test_special_values_travel() -> None:
     assert out[2].view(torch.int32).equal(dest[2].view(torch.int32)), "an untouched NaN keeps its payload"
     assert out[1].isnan().all() and out[3].isnan().all()
     assert out[4] == 0 and not torch.signbit(out[4]).any(), "-0.0 plus a sum that starts from +0.0 is +0.0"
-
-

@@ -179,7 +179,9 @@ def test_autocast() -> None:
     m = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(6))
     exact = lambda w, i, m: w[i] @ m  # noqa: E731
     # bfloat16 products have 8 bits of mantissa
-    check(lambda: gradient(compiled, table(), ids(), m), gradient(exact, table().double(), ids(), m.double()), rtol=2e-2)
+    check(
+        lambda: gradient(compiled, table(), ids(), m), gradient(exact, table().double(), ids(), m.double()), rtol=2e-2
+    )
 
 
 def test_cond_branches() -> None:

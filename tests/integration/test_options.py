@@ -34,7 +34,9 @@ def test_the_backend_is_found_by_name_without_an_import() -> None:
 
 
 def test_an_unknown_option_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match=r"'on_uncoverd'.*Did you mean 'on_uncovered'.*on_escape.*max_autotune"):
+    with pytest.raises(
+        ConfigurationError, match=r"'on_uncoverd'.*Did you mean 'on_uncovered'.*on_escape.*max_autotune"
+    ):
         run(on_uncoverd="warn")
 
 

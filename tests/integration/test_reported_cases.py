@@ -141,7 +141,7 @@ REFUSED: list[tuple[str, Callable[..., Any], tuple[Any, ...], str]] = [
 @pytest.mark.parametrize(("name", "function", "inputs", "message"), REFUSED, ids=[c[0] for c in REFUSED])
 def test_what_eager_refuses(name: str, function: Callable[..., Any], inputs: tuple[Any, ...], message: str) -> None:
     """The error has eager's type, names the operator and the model's line, and does not come wrapped by Dynamo."""
-    with pytest.raises(Exception) as eager:  # noqa: B017, PT011
+    with pytest.raises(Exception) as eager:  # noqa: PT011
         function(*inputs)
     with pytest.raises(type(eager.value), match=message) as caught:
         compiled(function)(*inputs)

@@ -208,7 +208,9 @@ def test_twice_is_once() -> None:
     counts = []
 
     def twice(graph: fx.Graph) -> None:
-        rewriter = Rewriter(RuleSet(rules.BUILTIN_RULES), rules.hazard, Options(), segment.assume_device, rules.FINISHERS)
+        rewriter = Rewriter(
+            RuleSet(rules.BUILTIN_RULES), rules.hazard, Options(), segment.assume_device, rules.FINISHERS
+        )
         for _ in range(2):
             report = Report()
             counts.append((rewriter.rewrite(graph, report), len(report)))
