@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import fx
 
 from detpass.rule import Rule
@@ -16,6 +15,7 @@ from detpass.rules.adaptive_pooling import (
     AdaptiveMaxPoolBackward,
     FractionalMaxPoolBackward,
 )
+from detpass.rules.catalogue import entries, hazard
 from detpass.rules.embedding import EmbeddingBagBackward, EmbeddingDenseBackward
 from detpass.rules.folding import Col2Im
 from detpass.rules.grid_sample import GridSampleBackward
@@ -65,8 +65,4 @@ BUILTIN_RULES: tuple[Rule, ...] = (
 FINISHERS: tuple[Callable[[fx.Graph], None], ...] = (share_plans,)
 """Run over a rewritten graph: accumulations that share an index share its plan."""
 
-
-def hazard(node: fx.Node, device: torch.device) -> str | None:
-    """Why ``node`` is nondeterministic on ``device``, or None when the catalogue does not list it."""
-    targets = {target for rule in BUILTIN_RULES for target in rule.targets}
-    return "places may repeat" if node.target in targets else None
+__all__ = ["BUILTIN_RULES", "FINISHERS", "entries", "hazard"]
