@@ -79,7 +79,7 @@ def detpass(
         return _raiser(cause)
 
 
-detpass.reset = _torch_private.reset_cudagraphs  # type: ignore[attr-defined]
+detpass.reset = _torch_private.reset_cudagraphs  # type: ignore[attr-defined]  # torch._dynamo.reset calls it
 
 
 def _compile(
@@ -113,7 +113,7 @@ def _compile(
         _torch_private.without_decompositions(rule_set.kept_whole()),
         _torch_private.differentiated_whole(rule_set.differentiated_whole()),
     ):
-        compiled = _torch_private.compile_fx(graph_module, example_inputs, merged)
+        compiled: Callable[..., Any] = _torch_private.compile_fx(graph_module, example_inputs, merged)
     directory = Path(_torch_private.cache_directory()) / "detpass" / "reports"
     if rewrite.ran:
         save(report, directory, key)
@@ -125,10 +125,10 @@ def _compile(
     _reports.append(report)
     if own.report is not None:
         own.report(report)
-    return compiled  # type: ignore[no-any-return]
+    return compiled
 
 
-class RewritePass(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]
+class RewritePass(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]  # the base is torch's
     """The rewrite as a graph pass of Inductor."""
 
     def __init__(self, rewriter: Rewriter, report: Report, uuid: str) -> None:
