@@ -145,6 +145,7 @@ def test_loads_are_as_wide_as_a_row_allows(dtype: torch.dtype) -> None:
     assert "LDG.E.128" in compiled(dtype, 64, 1).sass  # partials of a level are read as wide
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=NAMES.get)
 def test_the_same_holds_for_sm_80(dtype: torch.dtype) -> None:
     for level in (0, 1):
@@ -155,6 +156,7 @@ def test_the_same_holds_for_sm_80(dtype: torch.dtype) -> None:
         assert ".ftz" not in kernel.ptx
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", ["prod", "amax", "amin"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8], ids=NAMES.get)
 def test_other_reductions_compile(dtype: torch.dtype, reduce: str) -> None:
@@ -165,6 +167,7 @@ def test_other_reductions_compile(dtype: torch.dtype, reduce: str) -> None:
         assert ".ftz" not in kernel.ptx
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int32, torch.uint8], ids=NAMES.get)
 def test_last_levels_and_destinations_compile(dtype: torch.dtype) -> None:
     for level, columns in ((0, 64), (0, 33), (1, 64), (2, 1)):

@@ -35,7 +35,12 @@ def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=settings, timeout=600)
 
 
-@pytest.mark.parametrize("group", COMPARISONS)
+SLOW = {"sums-float64", "sums-float16", "long-bfloat16", "reductions", "deep"}
+
+
+@pytest.mark.parametrize(
+    "group", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in COMPARISONS]
+)
 def test_kernels_have_the_bits_of_the_reference(group: str) -> None:
     pytest.importorskip("triton")
     done = _python(str(WORKER), group, TRITON_INTERPRET="1")
