@@ -4,6 +4,8 @@
 graph into deterministic forms before Inductor lowers it. This module is the public surface.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from detpass import segment
 from detpass.backend import last_report, reports
 from detpass.errors import (
@@ -20,10 +22,12 @@ from detpass.errors import (
     UncoveredError,
     UncoveredWarning,
 )
-from detpass.inspection import InspectionReport, inspect
 from detpass.rewriting.registry import register_rule, registered_rules, unregister_rule
 from detpass.rewriting.report import Record, Report
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment
+
+if TYPE_CHECKING:
+    from detpass.inspection import InspectionReport, inspect
 
 __version__ = "0.1.0"
 
@@ -58,3 +62,12 @@ __all__ = [
     "segment",
     "unregister_rule",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Inspection is imported when it is first asked for: a compile does not need it."""
+    if name in ("InspectionReport", "inspect"):
+        from detpass import inspection
+
+        return getattr(inspection, name)
+    raise AttributeError(f"module 'detpass' has no attribute {name!r}")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from detpass.segment import triton_kernels, triton_plan
+from detpass.segment import triton_plan
 from detpass.segment.constants import SKIPPED, skipped_value
 from detpass.segment.reference import accumulation_dtype, canonical_nan, combiner
 
@@ -23,11 +23,15 @@ last_positions = triton_plan.sorted_last_positions
 
 def planned_reduce(source: Tensor, perm: Tensor, offsets: Tensor, reduce: str) -> Tensor:
     """Return the totals ``[B, S, D]``; a segment without members gets the identity."""
+    from detpass.segment import triton_kernels  # here, since a CPU need not import it
+
     return triton_kernels.segment_sum_sorted(source, perm, offsets, reduce)
 
 
 def planned_accumulate(dest: Tensor, perm: Tensor, offsets: Tensor, source: Tensor, reduce: str) -> Tensor:
     """Return ``dest`` combined with the totals in the accumulation dtype, rounded once; untouched rows as they are."""
+    from detpass.segment import triton_kernels  # here, since a CPU need not import it
+
     compute = accumulation_dtype(source.dtype)
     totals = triton_kernels.segment_sum_sorted(source, perm, offsets, reduce, compute)
     combined = canonical_nan(combiner(source.dtype, reduce)(dest.to(compute), totals).to(dest.dtype))
