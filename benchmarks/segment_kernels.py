@@ -94,7 +94,8 @@ def ratio(
     """Return the median of ``time(ours) / time(rival)`` over alternating calls, and the rival's median in ms."""
     for function in (rival, ours, rival, ours):
         function()
-    ratios, times = [], []
+    ratios: list[float] = []
+    times: list[float] = []
     stop = time.perf_counter() + seconds
     while len(ratios) < 3 or (time.perf_counter() < stop and len(ratios) < 101):
         times.append(clock(rival))

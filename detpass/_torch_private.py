@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def without_decompositions(targets: Iterable[Any]) -> Iterator[None]:
     """Keep ``targets`` whole in graphs traced inside: drop them from the live decomposition table, then restore it."""
     table = decomposition_table()
     missing = object()
-    saved = {target: table.pop(target, missing) for target in targets}
+    saved: dict[Any, Any] = {target: table.pop(target, missing) for target in targets}
     try:
         yield
     finally:
@@ -93,7 +94,10 @@ def reset_cudagraphs() -> None:
 
 
 def register_inplace_variant(functional: Any, inplace: Any, mutated: int) -> None:
-    """Let Inductor turn ``functional`` into ``inplace`` (which writes its argument ``mutated``) where nobody reads the old value."""
+    """Let Inductor turn ``functional`` into ``inplace`` where nobody reads the old value.
+
+    ``mutated`` is the position of the argument that ``inplace`` writes.
+    """
     from torch._inductor.fx_passes.reinplace import InplaceableOp, inplaceable_ops
 
     inplaceable_ops[functional] = InplaceableOp(inplace, mutated)
@@ -179,10 +183,10 @@ def aot_interpreter_backend(run_graph: Callable[[fx.GraphModule, str], Callable[
 
 
 def compiling_backend() -> tuple[Any, dict[str, Any]] | None:
-    """The backend for which Dynamo is converting the current frame and its keyword arguments; None outside of Dynamo."""
+    """The backend for which Dynamo converts the current frame and its keyword arguments; None outside of Dynamo."""
     import sys
 
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         holder = frame.f_locals.get("self")
         backend = getattr(holder, "_torchdynamo_orig_backend", None) if holder is not None else None
@@ -190,7 +194,7 @@ def compiling_backend() -> tuple[Any, dict[str, Any]] | None:
             while hasattr(backend, "_torchdynamo_orig_backend"):
                 backend = backend._torchdynamo_orig_backend
             return getattr(backend, "compiler_fn", backend), dict(getattr(backend, "kwargs", {}))
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 
@@ -235,7 +239,7 @@ def traces_functional_graph() -> bool:
 
 
 def functionalized(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with its mutations (launches of Triton kernels) made functional, for tracing into a functional graph."""
+    """``function`` with its mutations (Triton launches) made functional, for tracing into a functional graph."""
     from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 
     return dispatch_functionalize(function, FunctionalTensorMode())
@@ -285,7 +289,7 @@ def differentiated_whole(targets: Iterable[Any]) -> Iterator[None]:
 
 
 def outside_tracing() -> contextlib.AbstractContextManager[Any]:
-    """Inside, tensor operations run on real tensors: no fake tensor mode, no tracing, no functionalization is active."""
+    """Inside, operations run on real tensors: no fake tensor mode, no tracing, no functionalization is active."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()

@@ -49,7 +49,8 @@ def check_settings(patches: Mapping[str, Any], settings: Mapping[str, Any]) -> N
     disabled = patches.get("disabled_passes", settings.get("disabled_passes")) or ""
     if PASS_NAME in str(disabled):
         raise ConfigurationError(
-            f"disabled_passes={disabled!r} (or TORCHINDUCTOR_DISABLED_PASSES) skips the rewrite; remove {PASS_NAME} from it"
+            f"disabled_passes={disabled!r} (or TORCHINDUCTOR_DISABLED_PASSES) skips the rewrite; "
+            f"remove {PASS_NAME} from it"
         )
 
 
@@ -70,14 +71,15 @@ class FallbackWatcher(logging.Filter):
             return True
         policy = (found[1].get("options") or {}).get("on_escape", "warn")
         if limit:
-            name, value, function = record.args[0], record.args[1], record.args[2]  # type: ignore[index]
+            arguments: Any = record.args
+            name, value, function = arguments[0], arguments[1], arguments[2]
             escape(
                 policy,
                 f"{function} reached {name}={value}: from now on it runs eagerly where no compiled version fits, and "
                 "detpass does not rewrite it. Remedy: mark what varies as dynamic (dynamic=True, "
                 f"torch._dynamo.mark_dynamic) or raise torch._dynamo.config.{name}.",
             )
-        else:
+        elif record.exc_info:
             escape(
                 policy,
                 "a compile failed and torch._dynamo.config.suppress_errors=True makes the frame run eagerly, where "

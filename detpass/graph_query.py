@@ -24,7 +24,7 @@ def argument(node: fx.Node, name: str) -> Any:
 
     Raises KeyError when the operator's schema has no such argument.
     """
-    schema = node.target._schema  # type: ignore[union-attr]
+    schema = _schema(node)
     for position, formal in enumerate(schema.arguments):
         if formal.name != name:
             continue
@@ -38,7 +38,28 @@ def argument(node: fx.Node, name: str) -> Any:
 
 def arguments(node: fx.Node) -> dict[str, Any]:
     """All arguments of an operator node by name, defaults filled in."""
-    return {formal.name: argument(node, formal.name) for formal in node.target._schema.arguments}  # type: ignore[union-attr]
+    return {formal.name: argument(node, formal.name) for formal in _schema(node).arguments}
+
+
+def int_argument(node: fx.Node, name: str) -> int:
+    """The argument ``name`` of an operator node, a constant integer. Raises TypeError for what is no number."""
+    return int(argument(node, name))
+
+
+def list_argument(node: fx.Node, name: str) -> list[Any]:
+    """The argument ``name`` of an operator node, a list (of nodes, None or constants)."""
+    return list(argument(node, name))
+
+
+def result_number(getitem: fx.Node) -> int:
+    """Which of its parent's results an ``operator.getitem`` node takes."""
+    position: Any = getitem.args[1]
+    return int(position)
+
+
+def _schema(node: fx.Node) -> Any:
+    target: Any = node.target
+    return target._schema
 
 
 def source_location(node: fx.Node) -> str | None:
@@ -55,11 +76,21 @@ def source_location(node: fx.Node) -> str | None:
     return location
 
 
+def is_one(size: Any) -> bool:
+    """Whether a size is known to be 1; a symbolic size is not."""
+    return isinstance(size, int) and size == 1
+
+
+def known_to_differ(a: Any, b: Any) -> bool:
+    """Whether two sizes are known and unequal; a symbolic size may be equal to any other."""
+    return isinstance(a, int) and isinstance(b, int) and a != b
+
+
 def is_zeros(node: Any) -> bool:
     """Whether ``node`` is a fresh tensor of zeros (``full``, ``zeros``, ``new_zeros``, ``zeros_like`` ...)."""
     if not isinstance(node, fx.Node) or node.op != "call_function":
         return False
-    return _constant_fill(node) == 0
+    return bool(_constant_fill(node) == 0)
 
 
 def _constant_fill(node: fx.Node) -> Any:

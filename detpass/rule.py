@@ -67,7 +67,8 @@ class Match:
     """The rule applies. ``operands`` and ``parameters`` are all that the replacement gets."""
 
     operands: tuple[Any, ...]
-    """Positional arguments of the replacement: nodes (passed as tensors or symbolic sizes), nested lists of them, constants."""
+    """Positional arguments of the replacement: nodes (passed as tensors or symbolic sizes), nested lists of them,
+    constants."""
     reason: str
     """One clause for the report: why this node needs the rewrite, or what makes the form possible."""
     parameters: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

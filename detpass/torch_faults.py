@@ -34,7 +34,7 @@ def lead_around_randperm_pattern(graph: fx.Graph) -> None:
             node.target = aten._unsafe_index.Tensor
 
 
-class TorchFaults(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]
+class TorchFaults(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]  # the base is torch's
     """The functions above as a graph pass."""
 
     def __call__(self, graph: fx.Graph) -> None:

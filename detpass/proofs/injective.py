@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from detpass.graph_query import argument, tensor_of
+from detpass.graph_query import argument, list_argument, tensor_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -95,6 +95,8 @@ def _iota(node: fx.Node) -> IndexMap | None:
     length, start, step = (argument(node, name) for name in ("length", "start", "step"))
     if not isinstance(start, int) or not isinstance(step, int) or step == 0:
         return None
+    low: int | None
+    high: int | None
     if isinstance(length, int):
         ends = (start, start + step * max(length - 1, 0))
         low, high = min(ends), max(ends)
@@ -171,7 +173,8 @@ def _permute(node: fx.Node) -> IndexMap | None:
     m = index_map(node.args[0])
     if m is None:
         return None
-    order = [d % len(node.args[1]) for d in node.args[1]]  # type: ignore[arg-type,union-attr]
+    dims = list_argument(node, "dims")
+    order = [d % len(dims) for d in dims]
     return _renumber(m, order.index)
 
 

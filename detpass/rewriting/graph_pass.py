@@ -1,4 +1,4 @@
-"""The pass over a joint graph: each nondeterministic node is replaced by its deterministic form, proved safe or refused.
+"""The pass over a joint graph: each nondeterministic node gets its deterministic form, is proved safe or refused.
 
 Runs as Inductor's ``joint_custom_post_pass``: after Inductor's own joint patterns, so that attention is fused and an
 index from ``randperm`` is known to be unique before anything is rewritten, and before the graph is partitioned.
@@ -22,7 +22,7 @@ from torch import fx
 from detpass import _torch_private
 from detpass.config import Options, target_device
 from detpass.errors import RuleError
-from detpass.graph_query import source_location
+from detpass.graph_query import result_number, source_location
 from detpass.rewriting.registry import RuleSet
 from detpass.rewriting.report import Record, Report
 from detpass.rewriting.verification import check_result, handle_uncovered, handle_unfinished
@@ -51,7 +51,7 @@ class Rewriter:
     rules: RuleSet
     hazard: Hazard
     options: Options
-    scope: Callable[[torch.device], AbstractContextManager[None]] = nullcontext
+    scope: Callable[[torch.device], AbstractContextManager[object]] = nullcontext
     """Entered around the tracing of a replacement with the device that code is generated for."""
     finish: tuple[Callable[[fx.Graph], None], ...] = ()
     """Functions over the rewritten graph, run last (sharing of common subexpressions among replacements)."""
@@ -134,7 +134,7 @@ class _Inlined:
 
 
 def _trace_replacement(rule: Rule, match: Match, node: fx.Node) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """Trace the replacement over the operands' fake values; returns the graph and the nodes its placeholders stand for."""
+    """Trace the replacement over the operands' fake values: the graph and the nodes its placeholders stand for."""
     leaves: list[fx.Node] = []
 
     def collect(operand: Any) -> Any:
@@ -201,7 +201,7 @@ def _inline(graph: fx.Graph, node: fx.Node, subgraph: fx.GraphModule, leaves: li
 
 def _copy_attribute(graph: fx.Graph, root: Any, subgraph: fx.GraphModule, inner: fx.Node) -> fx.Node:
     """A constant of the replacement becomes a constant of the graph under a fresh name."""
-    value = getattr(subgraph, inner.target)
+    value = getattr(subgraph, str(inner.target))
     number = 0
     while hasattr(root, f"_detpass_constant{number}"):
         if getattr(root, f"_detpass_constant{number}") is value:
@@ -213,14 +213,14 @@ def _copy_attribute(graph: fx.Graph, root: Any, subgraph: fx.GraphModule, inner:
 
 
 def _inherit(new: fx.Node, node: fx.Node, inner: fx.Node) -> None:
-    kept = {key: inner.meta[key] for key in ("val", "tensor_meta") if key in inner.meta}
+    kept: dict[str, Any] = {key: inner.meta[key] for key in ("val", "tensor_meta") if key in inner.meta}
     new.meta = {**{key: node.meta[key] for key in COPIED_META if key in node.meta}, **kept, REPLACES: node.name}
 
 
 def _reconnect(graph: fx.Graph, node: fx.Node, output: Any) -> None:
     if isinstance(output, (list, tuple)):
         for user in list(node.users):
-            user.replace_all_uses_with(output[user.args[1]])
+            user.replace_all_uses_with(output[result_number(user)])
             graph.erase_node(user)
     else:
         node.replace_all_uses_with(output)

@@ -71,7 +71,7 @@ def _describe(
     return kind
 
 
-class LoweringAudit(_torch_private.custom_scheduler_pass_class()):  # type: ignore[misc]
+class LoweringAudit(_torch_private.custom_scheduler_pass_class()):  # type: ignore[misc]  # the base is torch's
     """The scheduler pass that refuses an artifact with something nondeterministic left in it."""
 
     def __init__(self, hazard: Hazard, options: Options, uuid: str, then: Any = None) -> None:

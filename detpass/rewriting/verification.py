@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import fx
 
 from detpass.config import Options
 from detpass.errors import RuleError, UncoveredError, UncoveredWarning
-from detpass.graph_query import source_location
+from detpass.graph_query import result_number, source_location
 from detpass.rewriting.report import Record
 from detpass.rule import Rule
 
@@ -27,7 +28,7 @@ def check_result(node: fx.Node, output: Any, rule: Rule) -> None:
     if isinstance(old, (list, tuple)):
         if not isinstance(output, (list, tuple)) or len(output) != len(old):
             raise _broken(node, rule, f"returned {_count(output)} results, the node has {len(old)}")
-        used = {user.args[1] for user in node.users}
+        used = {result_number(user) for user in node.users}
         pairs = [(old[i], output[i], f"result {i}") for i in sorted(used)]
     else:
         pairs = [(old, output, "the result")]
@@ -45,7 +46,7 @@ def check_result(node: fx.Node, output: Any, rule: Rule) -> None:
             raise _broken(node, rule, f"{what} has shape {tuple(value.shape)}, the node has {tuple(expected.shape)}")
 
 
-def _same_shape(expected: torch.Size, found: torch.Size) -> bool:
+def _same_shape(expected: Sequence[Any], found: Sequence[Any]) -> bool:
     if len(expected) != len(found):
         return False
     for a, b in zip(expected, found, strict=True):

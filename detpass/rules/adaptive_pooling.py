@@ -8,6 +8,8 @@ cell compares the recorded indices of the few windows over it with its own numbe
 Fractional windows lie at random places, so there the recorded indices feed a segment sum, as they do where the sizes
 are unknown at compile time.
 
+On a CPU ATen's kernels are deterministic and as fast, and are left alone.
+
 Neighbours: ``pooling.py`` and ``max_pooling.py`` (windows of one size).
 """
 
@@ -21,12 +23,14 @@ from torch import fx
 
 from detpass.constant_tables import constant, real_tensors
 from detpass.graph_query import arguments, tensor_of
-from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Treatment, Verdict
+from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
 from detpass.rules.axis_maps import Members, Taps, apply_dense, apply_members, transpose
 from detpass.rules.max_pooling import MOST_COMPARISONS, scatter_by_indices
 from detpass.rules.plane_scatter import accumulation_dtype
 
 aten = torch.ops.aten
+
+ON_A_CPU = Safe("ATen's CPU kernel walks each plane on one thread, in order")
 
 
 def window_bounds(cells: Any, outputs: Any, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,6 +64,8 @@ class AdaptiveAvgPoolBackward(Rule):
     kept_whole = targets
 
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        if context.device.type != "cuda":
+            return ON_A_CPU
         given = arguments(node)
         grad, source = tensor_of(given["grad_output"]), tensor_of(given["self"])
         if grad is None or source is None:
@@ -107,6 +113,8 @@ class AdaptiveMaxPoolBackward(Rule):
     kept_whole = targets
 
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        if context.device.type != "cuda":
+            return ON_A_CPU
         given = arguments(node)
         grad, source = tensor_of(given["grad_output"]), tensor_of(given["self"])
         if grad is None or source is None:
@@ -177,6 +185,8 @@ class FractionalMaxPoolBackward(Rule):
     targets = (aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default)
 
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        if context.device.type != "cuda":
+            return ON_A_CPU
         given = arguments(node)
         axes = 2 if node.target is self.targets[0] else 3
         operands = (given["grad_output"], given["indices"], given["self"])

@@ -1,4 +1,4 @@
-"""Advanced indexing brought to the canonical form of an accumulation: ``dest [B, S, D]``, ``index [N]``, ``source [B, N, D]``.
+"""Advanced indexing in the canonical form of an accumulation: ``dest [B, S, D]``, ``index [N]``, ``source [B, N, D]``.
 
 NumPy's rule decides where the indexed dimensions go: adjacent index tensors keep their place, others move to the
 front. :func:`canonical` is traced, so its sizes may be symbolic; :func:`check_values` and the like read fake tensors.
@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from detpass import segment
 from detpass.errors import Refusal
-from detpass.graph_query import label, tensor_of
+from detpass.graph_query import is_one, known_to_differ, label, tensor_of
 
 MASK_DTYPES = (torch.bool, torch.uint8)
 
@@ -98,7 +98,7 @@ def expand_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 def is_single(value: Tensor) -> bool:
     """Whether a tensor is known to hold one element."""
-    return all(isinstance(size, int) and size == 1 for size in value.shape)
+    return all(is_one(size) for size in value.shape)
 
 
 def is_mask(node: Any) -> bool:
@@ -107,11 +107,17 @@ def is_mask(node: Any) -> bool:
     return value is not None and value.dtype in MASK_DTYPES
 
 
+def index_shape(indices: Sequence[Any]) -> torch.Size:
+    """The shape to which integer index nodes broadcast. Raises RuntimeError when they do not."""
+    shapes = [value.shape for index in indices if (value := tensor_of(index)) is not None]
+    shape: torch.Size = torch.broadcast_shapes(*shapes)
+    return shape
+
+
 def result_shape(dest: Tensor, indices: Sequence[Any]) -> list[Any] | None:
     """The shape of ``dest[indices]`` for integer index nodes, or None when they do not broadcast."""
-    tensors = [value for index in indices if (value := tensor_of(index)) is not None]
     try:
-        shape = list(torch.broadcast_shapes(*[t.shape for t in tensors]))
+        shape = index_shape(indices)
     except RuntimeError:
         return None
     dims = [d for d, index in enumerate(indices) if index is not None]
@@ -134,7 +140,7 @@ def check_values(node: fx.Node, values: Tensor, shape: Sequence[Any]) -> None:
     """Raise eager's error (as a Refusal) when ``values`` cannot be broadcast to an indexing result of ``shape``."""
     bad = values.dim() > len(shape)
     for have, want in zip(reversed(values.shape), reversed(shape), strict=False):
-        bad = bad or (isinstance(have, int) and isinstance(want, int) and have not in (1, want))
+        bad = bad or (known_to_differ(have, want) and not is_one(have))
     if bad:
         raise Refusal(
             RuntimeError(
@@ -151,5 +157,4 @@ def constant_along_index(values: Tensor, shape: Sequence[Any], first: int, last:
 
 
 def _repeated(values: Tensor, d: int) -> bool:
-    size = values.shape[d]
-    return (isinstance(size, int) and size == 1) or values.stride(d) == 0
+    return is_one(values.shape[d]) or values.stride(d) == 0

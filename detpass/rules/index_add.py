@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, fx
 
 from detpass.errors import Refusal
-from detpass.graph_query import argument, is_zeros, label, tensor_of
+from detpass.graph_query import argument, int_argument, is_zeros, known_to_differ, label, tensor_of
 from detpass.proofs.exact import addition_is_exact
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Verdict
 from detpass.rules.canonical import product
-from detpass.rules.reductions import NAMES, combine
+from detpass.rules.reductions import NAMES, Combination, combine
 
 aten = torch.ops.aten
 
@@ -31,12 +31,14 @@ class IndexAdd(Rule):
 
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
         dest, index, source = (tensor_of(node.args[i]) for i in (0, 2, 3))
-        assert dest is not None and index is not None and source is not None
+        assert dest is not None
+        assert index is not None
+        assert source is not None
         adds = node.target is aten.index_add.default
         reduce = "sum" if adds else str(argument(node, "reduce"))
         if reduce not in NAMES:
             return NoMatch(Inapplicable.ARGUMENT, node, f"reduce={reduce!r}; known: {', '.join(NAMES)}")
-        dim = int(node.args[1]) % max(dest.dim(), 1)  # type: ignore[call-overload]
+        dim = int_argument(node, "dim") % max(dest.dim(), 1)
         check_slices(node, dest, index, source, dim)
         exact = addition_is_exact(dest.dtype)
         return Match(
@@ -60,7 +62,7 @@ class IndexAdd(Rule):
         index: Tensor,
         source: Tensor,
         dim: int,
-        reduce: str,
+        reduce: Combination,
         include_self: bool,
         alpha: Any,
         zeros: bool,
@@ -102,9 +104,7 @@ def check_slices(node: fx.Node, dest: Tensor, index: Tensor, source: Tensor, dim
     found = list(source.shape)
     if dest.dim() == 0 and source.dim() <= 1:
         return
-    if len(found) != len(expected) or any(
-        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(found, expected, strict=True)
-    ):
+    if len(found) != len(expected) or any(known_to_differ(a, b) for a, b in zip(found, expected, strict=True)):
         raise Refusal(
             RuntimeError(
                 f"{label(node)}: source tensor shape must match self tensor shape, excluding the specified dimension. "

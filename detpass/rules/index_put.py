@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, fx
 
 from detpass import segment
-from detpass.graph_query import argument, is_zeros, label, tensor_of
+from detpass.graph_query import argument, is_zeros, label, list_argument, tensor_of
 from detpass.proofs.exact import addition_is_exact
 from detpass.proofs.injective import distinct
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
-from detpass.rules.canonical import canonical, check_values, expand_masks, is_mask, is_single, result_shape
+from detpass.rules.canonical import canonical, check_values, expand_masks, index_shape, is_mask, is_single, result_shape
 
 aten = torch.ops.aten
 
@@ -33,8 +33,9 @@ class IndexPutAccumulate(Rule):
         if not argument(node, "accumulate"):
             return NoMatch(Inapplicable.ARGUMENT, node, "accumulate=False")
         dest, values = tensor_of(node.args[0]), tensor_of(node.args[2])
-        indices = list(node.args[1])  # type: ignore[arg-type]
-        assert dest is not None and values is not None
+        indices = list_argument(node, "indices")
+        assert dest is not None
+        assert values is not None
         if addition_is_exact(dest.dtype):
             return Safe(f"{dest.dtype} additions are exact in every order")
         masks = [index for index in indices if is_mask(index)]
@@ -45,8 +46,7 @@ class IndexPutAccumulate(Rule):
             return NoMatch(Inapplicable.SHAPE, node, "the index tensors do not broadcast")
         check_values(node, values, shape)
         tensors = [index for index in indices if index is not None]
-        broadcast = torch.broadcast_shapes(*[tensor_of(t).shape for t in tensors])  # type: ignore[union-attr]
-        unique = distinct(tensors, broadcast)
+        unique = distinct(tensors, index_shape(tensors))
         parameters = {"zeros": is_zeros(node.args[0]), "op": label(node)}
         if unique is not None:
             return Match(
@@ -83,7 +83,8 @@ def accumulate(
 def _store(dest: Tensor, indices: list[Tensor | None], values: Tensor, zeros: bool) -> Tensor:
     """Each place is written once: no accumulation is needed."""
     old = 0.0 if zeros else aten.index.Tensor(dest, indices)
-    return aten.index_put.default(dest, indices, values + old, False)
+    written: Tensor = aten.index_put.default(dest, indices, values + old, False)
+    return written
 
 
 def _match_masks(node: fx.Node, dest: Tensor, values: Tensor, indices: list[Any], masks: list[Any]) -> Verdict:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from detpass import segment
-from detpass.graph_query import argument, label, tensor_of
+from detpass.graph_query import argument, int_argument, label, list_argument, tensor_of
 from detpass.proofs.injective import distinct, index_map
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
 from detpass.rules.canonical import (
@@ -23,6 +23,7 @@ from detpass.rules.canonical import (
     constant_along_index,
     expand_masks,
     index_dims,
+    index_shape,
     is_mask,
     is_single,
     result_shape,
@@ -46,8 +47,9 @@ class IndexPutLastWrite(Rule):
         if argument(node, "accumulate"):
             return NoMatch(Inapplicable.ARGUMENT, node, "accumulate=True")
         dest, values = tensor_of(node.args[0]), tensor_of(node.args[2])
-        indices: list[Any] = list(node.args[1])  # type: ignore[arg-type]
-        assert dest is not None and values is not None
+        indices = list_argument(node, "indices")
+        assert dest is not None
+        assert values is not None
         masks = [index for index in indices if is_mask(index)]
         others = [v for index in indices if not is_mask(index) and (v := tensor_of(index)) is not None]
         if all(is_single(v) for v in others):
@@ -61,8 +63,7 @@ class IndexPutLastWrite(Rule):
                 return NoMatch(Inapplicable.SHAPE, node, "the index tensors do not broadcast")
             check_values(node, values, shape)
             tensors = [index for index in indices if index is not None]
-            broadcast = torch.broadcast_shapes(*[tensor_of(t).shape for t in tensors])  # type: ignore[union-attr]
-            unique = distinct(tensors, broadcast)
+            unique = distinct(tensors, index_shape(tensors))
             if unique is not None:
                 return Safe(unique)
             if constant_along_index(values, shape, *index_dims(dest, indices)):
@@ -79,7 +80,8 @@ class IndexPutLastWrite(Rule):
         form = canonical(dest, indices, values, True, op)
         last = segment.last_positions(form.index, form.num_segments, True, op)
         rows = form.spread(form.source.index_select(1, last))
-        return aten.index_put.default(dest, indices, rows, False)
+        written: Tensor = aten.index_put.default(dest, indices, rows, False)
+        return written
 
 
 class ScatterLastWrite(Rule):
@@ -90,7 +92,8 @@ class ScatterLastWrite(Rule):
 
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
         dest, index, src = (tensor_of(node.args[i]) for i in (0, 2, 3))
-        assert dest is not None and index is not None
+        assert dest is not None
+        assert index is not None
         dim = scatter_dim(node)
         check_shapes(node, dest, index, src, dim)
         if isinstance(index.numel(), int) and index.numel() == 0:
@@ -120,7 +123,8 @@ class ScatterLastWrite(Rule):
             return dest.clone()
         form = canonical_scatter(dest, dim, index, src, rows, op)
         last = segment.last_positions(form.index, form.num_segments, False, op)
-        return aten.scatter.src(dest, dim, index, form.spread(form.source.index_select(1, last)))
+        written: Tensor = aten.scatter.src(dest, dim, index, form.spread(form.source.index_select(1, last)))
+        return written
 
 
 class IndexCopy(Rule):
@@ -132,8 +136,10 @@ class IndexCopy(Rule):
 
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
         dest, index, source = (tensor_of(node.args[i]) for i in (0, 2, 3))
-        assert dest is not None and index is not None and source is not None
-        dim = int(node.args[1]) % max(dest.dim(), 1)  # type: ignore[call-overload]
+        assert dest is not None
+        assert index is not None
+        assert source is not None
+        dim = int_argument(node, "dim") % max(dest.dim(), 1)
         check_slices(node, dest, index, source, dim)
         return Match(
             operands=(node.args[0], node.args[2], node.args[3]),
@@ -146,7 +152,8 @@ class IndexCopy(Rule):
         dest3, flat, source3 = slices(dest, index, source, dim)
         last = segment.last_positions(flat, dest3.shape[1], False, op)
         rows = source3.index_select(1, last)
-        return aten.index_put.default(dest3, [None, flat], rows, False).reshape(dest.shape)
+        written: Tensor = aten.index_put.default(dest3, [None, flat], rows, False)
+        return written.reshape(dest.shape)
 
 
 class IndexFill(Rule):
@@ -160,10 +167,11 @@ class IndexFill(Rule):
 
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
         dest, index = tensor_of(node.args[0]), tensor_of(node.args[2])
-        assert dest is not None and index is not None
+        assert dest is not None
+        assert index is not None
         return Match(
             operands=(node.args[0], node.args[2], node.args[3]),
-            parameters={"dim": int(node.args[1]) % max(dest.dim(), 1)},  # type: ignore[call-overload]
+            parameters={"dim": int_argument(node, "dim") % max(dest.dim(), 1)},
             reason="all writers of one place carry equal values",
             treatment=Treatment.CLOSED_FORM,
             leaves={aten.index_put.default: "all writers of one place carry equal values"},
@@ -173,12 +181,12 @@ class IndexFill(Rule):
         shaped = dest if dest.dim() else dest.reshape(1)
         fill = value if isinstance(value, Tensor) else torch.full((), value, dtype=dest.dtype, device=dest.device)
         indices = [None] * dim + [index.reshape(-1).to(torch.int64)]
-        return aten.index_put.default(shaped, indices, fill.to(dest.dtype), False).reshape(dest.shape)
+        written: Tensor = aten.index_put.default(shaped, indices, fill.to(dest.dtype), False)
+        return written.reshape(dest.shape)
 
 
 def _unique_along(node: Any, index: Tensor, dim: int) -> str | None:
     """Whether the elements of ``index`` along ``dim`` are all different, the other coordinates being equal."""
-
     found = index_map(node)
     if found is None or dim not in found.dims or not found.given <= set(range(index.dim())) - {dim}:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from detpass.graph_query import is_zeros, label, tensor_of
+from detpass.graph_query import is_zeros, label, list_argument, tensor_of
 from detpass.proofs.exact import addition_is_exact
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Verdict
 from detpass.rules.canonical import check_values, index_dims, result_shape
@@ -27,16 +27,19 @@ class MaskedIndexPutAccumulate(Rule):
     targets = (aten._unsafe_masked_index_put_accumulate.default,)
 
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
-        dest_node, mask_node, indices, values_node = node.args
+        dest_node, mask_node, _, values_node = node.args
+        indices = list_argument(node, "indices")
         dest, mask, values = tensor_of(dest_node), tensor_of(mask_node), tensor_of(values_node)
-        assert dest is not None and mask is not None and values is not None
+        assert dest is not None
+        assert mask is not None
+        assert values is not None
         if addition_is_exact(dest.dtype):
             return Safe(f"{dest.dtype} additions are exact in every order")
-        shape = result_shape(dest, indices)  # type: ignore[arg-type]
+        shape = result_shape(dest, indices)
         if shape is None:
             return NoMatch(Inapplicable.SHAPE, node, "the index tensors do not broadcast")
         check_values(node, values, shape)
-        first, last = index_dims(dest, indices)  # type: ignore[arg-type]
+        first, last = index_dims(dest, indices)
         lead = len(shape) - mask.dim()
         rows_only = all(
             first <= d < last or d < lead or mask.shape[d - lead] == 1 or mask.stride(d - lead) == 0

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from detpass import segment
 
-NAMES = {
+Combination = segment.Reduction | Literal["mean"]
+"""How the rows of one place are combined."""
+
+NAMES: dict[str, Combination] = {
     "sum": "sum",
     "add": "sum",
     "prod": "prod",
@@ -26,7 +29,7 @@ def combine(
     index: Tensor,
     source: Tensor,
     num_segments: Any,
-    reduce: str,
+    reduce: Combination,
     include_self: bool,
     zeros: bool,
     wrap: bool,
@@ -42,8 +45,8 @@ def combine(
     if include_self:
         if zeros and reduce == "sum":
             return segment.segment_reduce(source, index, num_segments, "sum", wrap, op)
-        return segment.segment_accumulate(dest, index, source, reduce, wrap, op)  # type: ignore[arg-type]
-    total = segment.segment_reduce(source, index, num_segments, reduce, wrap, op)  # type: ignore[arg-type]
+        return segment.segment_accumulate(dest, index, source, reduce, wrap, op)
+    total = segment.segment_reduce(source, index, num_segments, reduce, wrap, op)
     return torch.where(_occupied(index, num_segments, wrap, op), total, dest)
 
 

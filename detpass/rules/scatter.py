@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from detpass.graph_query import argument, is_zeros, label, tensor_of
 from detpass.proofs.exact import addition_is_exact
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
-from detpass.rules.reductions import NAMES, combine
+from detpass.rules.reductions import NAMES, Combination, combine
 from detpass.rules.scatter_form import canonical_scatter, check_shapes, row_index, scatter_dim
 
 aten = torch.ops.aten
@@ -36,7 +36,8 @@ class ScatterReduce(Rule):
 
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
         dest, index = tensor_of(node.args[0]), tensor_of(node.args[2])
-        assert dest is not None and index is not None
+        assert dest is not None
+        assert index is not None
         reduce = _reduction(node)
         if reduce not in NAMES:
             return NoMatch(Inapplicable.ARGUMENT, node, f"reduce={reduce!r}; known: {', '.join(NAMES)}")
@@ -68,7 +69,7 @@ class ScatterReduce(Rule):
         index: Tensor | None = None,
         src: Tensor | None = None,
         dim: int = 0,
-        reduce: str = "sum",
+        reduce: Combination = "sum",
         include_self: bool = True,
         zeros: bool = False,
         rows: bool = False,

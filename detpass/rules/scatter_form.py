@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from detpass import segment
 from detpass.errors import Refusal
-from detpass.graph_query import label, tensor_of
+from detpass.graph_query import int_argument, label, tensor_of
 from detpass.rules.canonical import product
 
 
@@ -52,7 +52,7 @@ def check_shapes(node: fx.Node, dest: Tensor, index: Tensor, src: Tensor | None,
             )
         )
     for d in range(index.dim()):
-        size = index.shape[d]
+        size: Any = index.shape[d]
         if not isinstance(size, int) or index.numel() == 0:
             continue
         own = dest.shape[d] if d != dim and dest.dim() else None
@@ -128,6 +128,4 @@ def scatter_dim(node: fx.Node) -> int:
     """The dimension of a scatter-like node, counted from the front."""
     dest = tensor_of(node.args[0])
     assert dest is not None
-    rank = max(dest.dim(), 1)
-    dim = int(node.args[1])  # type: ignore[call-overload]
-    return int(dim % rank)
+    return int_argument(node, "dim") % max(dest.dim(), 1)

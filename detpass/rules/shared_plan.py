@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,10 +46,10 @@ def _share(graph: fx.Graph, nodes: list[fx.Node]) -> None:
         if first.target is not ops.segment_reduce.default:
             segments = _segments_node(graph, first)
         plan = graph.call_function(ops.plan.default, (index, segments, wrap, _label(first)))
-        index_value = tensor_of(index)
+        index_value: Any = tensor_of(index)  # a FakeTensor: only that has ``fake_mode``
         assert index_value is not None
         count = segments.meta["val"] if isinstance(segments, fx.Node) else segments
-        with index_value.fake_mode:  # type: ignore[attr-defined]
+        with index_value.fake_mode:
             plan.meta = {**_kept_meta(first), "val": ops.plan.default(index_value, count, wrap, "")}
         parts = [graph.call_function(operator.getitem, (plan, k)) for k in (0, 1)]
         for k, part in enumerate(parts):
@@ -141,7 +142,7 @@ def _row_bytes(node: fx.Node) -> int:
     return source.shape[2] * source.element_size()
 
 
-_ARGUMENTS = {
+_ARGUMENTS: dict[Any, Callable[[fx.Node], tuple[Any, Any, Any]]] = {
     ops.segment_reduce.default: _of_reduce,
     ops.segment_accumulate.default: _of_accumulate,
 }

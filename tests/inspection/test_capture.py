@@ -104,6 +104,18 @@ def test_a_disabled_function_is_reported_not_seen() -> None:
     assert report.problems("remaining")
 
 
+def test_what_needs_data_between_graphs_ends_the_capture_and_says_where() -> None:
+    def counted(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        first = x[index]
+        return torch.bincount(index, first.detach()).sum() + first.sum()
+
+    report = detpass.inspect(counted, torch.randn(4, requires_grad=True), torch.tensor([0, 0, 1, 2]))
+    assert report.incomplete is not None
+    assert "needs data" in report.incomplete
+    assert "aten.index_put.default" in {record.op for record in report}
+    assert report.problems("remaining")
+
+
 def test_a_model_on_the_meta_device_needs_no_memory() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Embedding(50_000_000, 256), nn.Linear(256, 256))

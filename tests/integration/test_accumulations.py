@@ -1,4 +1,4 @@
-"""Each accumulation and plain write, in each float dtype: right values, the same bits in every run, the treatment named."""
+"""Each accumulation and plain write in each float dtype: right values, the same bits in every run, its treatment."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ def test_integers_are_exact_and_left_alone(dtype: torch.dtype) -> None:
     out = torch.compile(run, backend=detpass, fullgraph=True)(dest, index, source)
     assert torch.equal(out, run(dest, index, source))
     report = last_report()
-    assert report is not None and [str(r.treatment) for r in report] == ["safe"]
+    assert report is not None
+    assert [str(r.treatment) for r in report] == ["safe"]
 
 
 EMPTY: list[tuple[str, Callable[[], tuple[Tensor, Tensor, Tensor]]]] = [
@@ -160,7 +161,10 @@ def test_special_values_travel() -> None:
     index = torch.tensor([1, 1, 3, 3, 4, 1])
     source = torch.tensor([[inf], [-inf], [nan], [1.0], [-0.0], [0.0]])
     out = torch.compile(lambda d, i, s: d.index_add(0, i, s), backend=detpass)(dest, index, source)
-    assert torch.signbit(out[0]).all() and out[0] == 0, "an untouched -0.0 stays"
+    assert torch.signbit(out[0]).all(), "an untouched -0.0 stays"
+    assert out[0] == 0
     assert out[2].view(torch.int32).equal(dest[2].view(torch.int32)), "an untouched NaN keeps its payload"
-    assert out[1].isnan().all() and out[3].isnan().all()
-    assert out[4] == 0 and not torch.signbit(out[4]).any(), "-0.0 plus a sum that starts from +0.0 is +0.0"
+    assert out[1].isnan().all()
+    assert out[3].isnan().all()
+    assert out[4] == 0
+    assert not torch.signbit(out[4]).any(), "-0.0 plus a sum that starts from +0.0 is +0.0"

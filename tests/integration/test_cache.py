@@ -45,7 +45,8 @@ def test_processes_threads_and_caches_give_the_same_bits(tmp_path: Path) -> None
 def test_the_report_survives_a_cache_hit(tmp_path: Path) -> None:
     cold, warm = run(tmp_path), run(tmp_path)
     assert (cold["from_cache"], warm["from_cache"]) == ([False], [True])
-    assert len(cold["records"]) == 1 and "embedding_dense_backward" in cold["records"][0]
+    assert len(cold["records"]) == 1
+    assert "embedding_dense_backward" in cold["records"][0]
     assert "cache_worker.py" in cold["records"][0]
     assert cold["records"] == warm["records"]
 

@@ -66,7 +66,8 @@ def test_training_graph() -> None:
     assert report is not None
     (record,) = report
     assert (record.op, record.phase, str(record.treatment)) == ("aten.index_put.default", "backward", "segment")
-    assert record.location is not None and record.location.startswith(__file__)
+    assert record.location is not None
+    assert record.location.startswith(__file__)
 
 
 def test_inference_graph() -> None:
@@ -308,7 +309,8 @@ def test_unique_index_needs_no_sort() -> None:
     compiled = torch.compile(f, backend=detpass, fullgraph=True)
     gradient(lambda w: compiled(w, ROWS), table())
     report = last_report()
-    assert report is not None and {str(r.treatment) for r in report} <= {"safe", "closed_form"}
+    assert report is not None
+    assert {str(r.treatment) for r in report} <= {"safe", "closed_form"}
     assert all("unique" in r.reason for r in report)
 
 
@@ -341,4 +343,5 @@ def test_one_and_two_threads_give_the_same_bits() -> None:
     for threads in (1, 2, 1):
         torch.set_num_threads(threads)
         results.append(gradient(compiled, table(), ids()))
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])

@@ -69,7 +69,8 @@ def test_inductor_options_reach_inductor() -> None:
     run(joint_custom_post_pass=users_pass, **{"epilogue-fusion": False})
     assert any("index_put" in target for target in seen[0]), "the user's pass runs first, on the graph as it was"
     report = last_report()
-    assert report is not None and report.counts() == {"segment": 1}
+    assert report is not None
+    assert report.counts() == {"segment": 1}
 
 
 def test_what_a_users_pass_inserts_is_rewritten() -> None:
@@ -80,12 +81,13 @@ def test_what_a_users_pass_inserts_is_rewritten() -> None:
                 with graph.inserting_after(node):
                     again = graph.call_function(node.target, (node, *node.args[1:]))
                     again.meta = dict(node.meta)
-                node.replace_all_uses_with(again, lambda user: user is not again)
+                node.replace_all_uses_with(again, lambda user, new=again: user is not new)
                 break
 
     run(joint_custom_post_pass=users_pass)
     report = last_report()
-    assert report is not None and report.counts() == {"segment": 2}
+    assert report is not None
+    assert report.counts() == {"segment": 2}
 
 
 def test_the_report_callback() -> None:

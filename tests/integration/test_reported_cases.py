@@ -1,4 +1,4 @@
-"""Programs that users reported to torch as wrong, crashing or accepted when they should be refused, with right values."""
+"""Programs that users reported to torch as wrong, crashing or wrongly accepted, with the right values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ CASES: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]]]] = [
     ("mirrored read, large", write_then_read_mirrored, lambda: (r(512, 64), torch.arange(100))),
     ("index computed in the graph", index_computed_in_the_graph, lambda: (torch.arange(4.0).reshape(2, 2),)),
     ("one permutation value five times", repeated_permutation_value, lambda: (torch.zeros(5),)),
-    ("a one-row buffer read back", one_row_then_gather, lambda: (torch.ones(1024, 1), torch.zeros(1024, dtype=torch.int64))),
+    ("a one-row buffer read back", one_row_then_gather,
+     lambda: (torch.ones(1024, 1), torch.zeros(1024, dtype=torch.int64))),
     ("one element of destination", lambda s: torch.zeros(1).index_add(0, torch.zeros(64, dtype=torch.int64), s),
      lambda: (torch.arange(64.0),)),
     ("fold of a permuted tensor",
@@ -64,13 +65,16 @@ CASES: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]]]] = [
     ("a negative index of index_fill", lambda x, k: x.index_fill(0, k, 1.0), lambda: (r(4, 3), i(0, -1))),
     ("index_fill after permute", lambda x: x.permute(2, 0, 1).index_fill(0, i(0, 2), 1.0), lambda: (r(5, 1, 3),)),
     ("scatter by an empty float index", lambda x: x.scatter(0, torch.empty(0, 0), x), lambda: (r(4, 0),)),
-    ("scatter_add by an empty index", lambda x: x.scatter_add(0, torch.empty(0, 3, dtype=torch.int64), x), lambda: (r(4, 3),)),
+    ("scatter_add by an empty index",
+     lambda x: x.scatter_add(0, torch.empty(0, 3, dtype=torch.int64), x), lambda: (r(4, 3),)),
     ("scatter_add into out", lambda x, k, s: torch.scatter_add(x, 0, k, s, out=torch.empty_like(x)),
      lambda: (r(4, 3), torch.randint(0, 4, (4, 3), generator=torch.Generator().manual_seed(0)), r(4, 3))),
     ("a scalar over rows", lambda x: x.index_put((i(1, 3),), torch.tensor(2.0)), lambda: (r(5, 3),)),
-    ("a row over a mask", lambda x: x.index_put((torch.tensor([True, False, True]),), torch.arange(2.0)), lambda: (r(3, 2),)),
+    ("a row over a mask",
+     lambda x: x.index_put((torch.tensor([True, False, True]),), torch.arange(2.0)), lambda: (r(3, 2),)),
     ("a row over indices", lambda x: x.index_put((i(1, 0),), torch.arange(5.0), accumulate=True), lambda: (r(3, 5),)),
-    ("three indices and one value", lambda x: x.index_put((i(1, 0),) * 3, torch.ones(1), accumulate=True), lambda: (r(3, 5, 2),)),
+    ("three indices and one value", lambda x: x.index_put((i(1, 0),) * 3, torch.ones(1), accumulate=True),
+     lambda: (r(3, 5, 2),)),
     ("vmap of an accumulation", torch.vmap(lambda x, k, s: x.index_put((k,), s, accumulate=True)),
      lambda: (r(3, 5), torch.randint(0, 5, (3, 7), generator=torch.Generator().manual_seed(0)), r(3, 7))),
     ("negative indices wrap for put and take", lambda x, k, s: x.put(k, s, accumulate=True).take(k),
@@ -110,16 +114,23 @@ def test_gradient(name: str, function: Callable[[Tensor], Tensor], shape: tuple[
 
 
 OUT_OF_RANGE: list[tuple[str, Callable[..., Any], tuple[Any, ...], str]] = [
-    ("index_add, negative", lambda x, k, s: x.index_add(0, k, s), (r(4, 3), i(0, -1), r(2, 3)), "aten.index_add.*index -1.*size 4"),
-    ("index_add, large", lambda x, k, s: x.index_add(0, k, s), (r(2, 3), i(0, 2), r(2, 3)), "aten.index_add.*index 2.*size 2"),
-    ("index_copy, negative", lambda x, k, s: x.index_copy(0, k, s), (r(4, 3), i(0, -1), r(2, 3)), "aten.index_copy.*index -1"),
-    ("scatter_add, negative", lambda x, k, s: x.scatter_add(0, k, s), (r(4), i(0, -1), r(2)), "aten.scatter_add.*index -1"),
+    ("index_add, negative", lambda x, k, s: x.index_add(0, k, s), (r(4, 3), i(0, -1), r(2, 3)),
+     "aten.index_add.*index -1.*size 4"),
+    ("index_add, large", lambda x, k, s: x.index_add(0, k, s), (r(2, 3), i(0, 2), r(2, 3)),
+     "aten.index_add.*index 2.*size 2"),
+    ("index_copy, negative", lambda x, k, s: x.index_copy(0, k, s), (r(4, 3), i(0, -1), r(2, 3)),
+     "aten.index_copy.*index -1"),
+    ("scatter_add, negative", lambda x, k, s: x.scatter_add(0, k, s), (r(4), i(0, -1), r(2)),
+     "aten.scatter_add.*index -1"),
     ("scatter_reduce, negative", lambda x, k, s: x.scatter_reduce(0, k, s, "sum"), (r(4), i(0, -1), r(2)), "index -1"),
     ("scatter, negative", lambda x, k, s: x.scatter(0, k, s), (r(4), i(0, -1), r(2)), "aten.scatter.src.*index -1"),
-    ("index_put, large", lambda x, k, s: x.index_put((k,), s, accumulate=True), (r(2, 3), i(0, 2), r(2, 3)), "index 2.*-2 <= index < 2"),
+    ("index_put, large", lambda x, k, s: x.index_put((k,), s, accumulate=True), (r(2, 3), i(0, 2), r(2, 3)),
+     "index 2.*-2 <= index < 2"),
     ("index_put, far negative", lambda x, k, s: x.index_put((k,), s), (r(2, 3), i(0, -3), r(2, 3)), "index -3"),
-    ("second of two indices", lambda x, k, s: x.index_put((k, k), s, accumulate=True), (r(4, 2, 3), i(0, 2), r(2, 3)), "index 2.*size 2"),
-    ("embedding backward", lambda g, k: aten.embedding_dense_backward(g, k, 4, -1, False), (r(2, 3), i(0, 9)), "index 9.*size 4"),
+    ("second of two indices", lambda x, k, s: x.index_put((k, k), s, accumulate=True),
+     (r(4, 2, 3), i(0, 2), r(2, 3)), "index 2.*size 2"),
+    ("embedding backward", lambda g, k: aten.embedding_dense_backward(g, k, 4, -1, False), (r(2, 3), i(0, 9)),
+     "index 9.*size 4"),
 ]  # fmt: skip
 
 
@@ -132,7 +143,8 @@ def test_an_index_out_of_range(name: str, function: Callable[..., Any], inputs: 
 
 
 REFUSED: list[tuple[str, Callable[..., Any], tuple[Any, ...], str]] = [
-    ("index_add of a vector", lambda x, s: x.index_add(0, torch.arange(5), s), (r(5, 5), r(5)), r"source.shape = \[5\]; expected \[5, 5\]"),
+    ("index_add of a vector", lambda x, s: x.index_add(0, torch.arange(5), s),
+     (r(5, 5), r(5)), r"source.shape = \[5\]; expected \[5, 5\]"),
     ("a value that does not fit", lambda x, s: x.index_put((i(0, 1),), s, accumulate=True), (r(4, 3, 3), r(2, 2, 3)),
      r"shape mismatch: value tensor of shape \[2, 2, 3\].*\[2, 3, 3\]"),
 ]  # fmt: skip

@@ -82,8 +82,15 @@ def test_not_proved(name: str, make: Callable[[Tensor], tuple[Tensor, ...]]) -> 
 
 @pytest.mark.parametrize(
     ("dtype", "exact"),
-    [(torch.int64, True), (torch.uint8, True), (torch.bool, True), (torch.float32, False), (torch.bfloat16, False), (torch.complex64, False)],
+    [
+        (torch.int64, True),
+        (torch.uint8, True),
+        (torch.bool, True),
+        (torch.float32, False),
+        (torch.bfloat16, False),
+        (torch.complex64, False),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_exact_addition(dtype: torch.dtype, exact: bool) -> None:
     assert addition_is_exact(dtype) is exact

@@ -26,6 +26,7 @@ def compile_and_compare(
     atol: float,
     runs: int = 3,
     dynamic: bool | None = None,
+    target: str | None = None,
 ) -> dict[str, tuple[str, str]]:
     """Check that compiled results equal eager's within the tolerance and each other's on the bits.
 
@@ -34,7 +35,8 @@ def compile_and_compare(
     """
     torch._dynamo.reset()
     before = len(reports())
-    compiled = torch.compile(function, backend=detpass, dynamic=dynamic, fullgraph=True)
+    options = {} if target is None else {"target": target}
+    compiled = torch.compile(function, backend=detpass, dynamic=dynamic, fullgraph=True, options=options)
     expected = gradients(function, inputs)
     # From scratch, so that the records of the compile are there to be read.
     with torch._inductor.config.patch(force_disable_caches=True):

@@ -40,7 +40,7 @@ def test_average(cells, outputs):
     x, grad = torch.randn(2, 3, *cells, dtype=torch.float64), torch.randn(2, 3, *outputs, dtype=torch.float64)
     target = AVG_OPS[len(cells)]
     # The same terms grouped by axis: some units in the last place.
-    torch.testing.assert_close(replaced(AVG, target, grad, x), target(grad, x), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(replaced(AVG, target, grad, x, device="cuda"), target(grad, x), rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(AVG.replacement(grad, x, axes=len(cells)), target(grad, x), rtol=1e-13, atol=1e-14)
 
 
@@ -51,33 +51,35 @@ def test_maximum(cells, outputs):
     out, indices = MAX_POOLS[len(cells)](x, outputs, return_indices=True)
     grad, target = torch.randn_like(out), MAX_OPS[len(cells)]
     # Both forms add a cell's windows in their own order, as eager does: equal, not close.
-    assert torch.equal(replaced(MAX, target, grad, x, indices), target(grad, x, indices))
+    assert torch.equal(replaced(MAX, target, grad, x, indices, device="cuda"), target(grad, x, indices))
     assert torch.equal(MAX.replacement(grad, indices, x, axes=len(cells)), target(grad, x, indices))
 
 
 def test_many_windows_over_a_cell_are_a_segment_sum():
     x = torch.randn(1, 1, 2, 2)
     out, indices = F.adaptive_max_pool2d(x, (40, 40), return_indices=True)
-    assert verdict_of(MAX, MAX_OPS[2], torch.ones_like(out), x, indices).treatment is Treatment.SEGMENT
+    assert verdict_of(MAX, MAX_OPS[2], torch.ones_like(out), x, indices, device="cuda").treatment is Treatment.SEGMENT
     out, indices = F.adaptive_max_pool2d(x, (3, 3), return_indices=True)
-    assert verdict_of(MAX, MAX_OPS[2], torch.ones_like(out), x, indices).treatment is Treatment.CLOSED_FORM
+    assert (
+        verdict_of(MAX, MAX_OPS[2], torch.ones_like(out), x, indices, device="cuda").treatment is Treatment.CLOSED_FORM
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_summed_in_float32_and_rounded_once(dtype):
     torch.manual_seed(0)
     x, grad = torch.randn(2, 3, 8, 9).to(dtype), torch.randn(2, 3, 7, 7).to(dtype)
-    wide = replaced(AVG, AVG_OPS[2], grad.float(), x.float())
-    assert torch.equal(bits(replaced(AVG, AVG_OPS[2], grad, x)), bits(wide.to(dtype)))
+    wide = replaced(AVG, AVG_OPS[2], grad.float(), x.float(), device="cuda")
+    assert torch.equal(bits(replaced(AVG, AVG_OPS[2], grad, x, device="cuda")), bits(wide.to(dtype)))
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 9), (0, 3, 8, 9)])
 def test_without_batch_and_empty(shape):
     x = torch.randn(shape)
     grad = torch.randn(*shape[:-2], 4, 4)
-    torch.testing.assert_close(replaced(AVG, AVG_OPS[2], grad, x), AVG_OPS[2](grad, x))
+    torch.testing.assert_close(replaced(AVG, AVG_OPS[2], grad, x, device="cuda"), AVG_OPS[2](grad, x))
     _, indices = F.adaptive_max_pool2d(x, (4, 4), return_indices=True)
-    assert torch.equal(replaced(MAX, MAX_OPS[2], grad, x, indices), MAX_OPS[2](grad, x, indices))
+    assert torch.equal(replaced(MAX, MAX_OPS[2], grad, x, indices, device="cuda"), MAX_OPS[2](grad, x, indices))
 
 
 @pytest.mark.parametrize("axes", [2, 3])
@@ -88,8 +90,8 @@ def test_fractional(axes):
     out, indices = pool(x, 3, output_size=[5] * axes, return_indices=True)
     target = (aten.fractional_max_pool2d_backward, aten.fractional_max_pool3d_backward)[axes - 2].default
     args = (torch.randn_like(out), x, [3] * axes, [5] * axes, indices)
-    assert verdict_of(FRACTIONAL, target, *args).treatment is Treatment.SEGMENT
-    assert torch.equal(replaced(FRACTIONAL, target, *args), target(*args))
+    assert verdict_of(FRACTIONAL, target, *args, device="cuda").treatment is Treatment.SEGMENT
+    assert torch.equal(replaced(FRACTIONAL, target, *args, device="cuda"), target(*args))
 
 
 def test_compiled():
@@ -99,6 +101,7 @@ def test_compiled():
         torch.randn(2, 3, 16, 18, requires_grad=True),
         rtol=1e-5,
         atol=1e-5,
+        target="cuda",
     )
     assert records == {
         "aten._adaptive_avg_pool2d_backward.default": ("closed_form", "adaptive_avg_pool_backward"),
@@ -109,13 +112,23 @@ def test_compiled():
 def test_compiled_with_symbolic_sizes():
     torch.manual_seed(0)
     records = compile_and_compare(
-        lambda x: F.adaptive_avg_pool2d(x, 7) * F.adaptive_max_pool2d(x, 7),
+        lambda x: F.adaptive_avg_pool2d(x, 7),
         torch.randn(2, 3, 16, 18, requires_grad=True),
         rtol=1e-5,
         atol=1e-5,
         dynamic=True,
+        target="cuda",
     )
-    assert records == {
-        "aten._adaptive_avg_pool2d_backward.default": ("closed_form", "adaptive_avg_pool_backward"),
-        "aten.adaptive_max_pool2d_backward.default": ("segment", "adaptive_max_pool_backward"),
-    }
+    assert records == {"aten._adaptive_avg_pool2d_backward.default": ("closed_form", "adaptive_avg_pool_backward")}
+
+
+def test_compiled_on_a_cpu_keeps_atens_kernels_with_symbolic_sizes_too():
+    torch.manual_seed(0)
+    records = compile_and_compare(
+        lambda x: F.adaptive_avg_pool2d(x, 7) * F.adaptive_max_pool2d(x, 7),
+        torch.randn(2, 3, 16, 18, requires_grad=True),
+        rtol=0,
+        atol=0,
+        dynamic=True,
+    )
+    assert {treatment for treatment, _ in records.values()} == {"safe"}

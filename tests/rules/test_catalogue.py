@@ -85,7 +85,7 @@ HAZARDS = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "kwargs", "devices"), HAZARDS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("target", "args", "kwargs", "devices"), HAZARDS, ids=[str(row[0]) for row in HAZARDS])
 def test_hazard(target, args, kwargs, devices):
     node, _ = node_of(target, *args, **kwargs)
     assert {device.type for device in (CPU, CUDA) if hazard(node, device)} == devices
