@@ -7,6 +7,7 @@ Tested on torch 2.11 to 2.14.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -231,12 +232,20 @@ def offline_triton(capability: int) -> Iterator[None]:
             return 0
 
     former, has_triton = driver._active, torch_triton.has_triton
+
+    def yes() -> bool:
+        return True
+
     driver.set_active(Offline())
-    torch_triton.has_triton = lambda: True  # Dynamo asks it whether a kernel is a kernel
+    torch_triton.has_triton = yes  # Dynamo asks it whether a kernel is a kernel
     try:
         yield
     finally:
-        driver._active, torch_triton.has_triton = former, has_triton
+        driver._active = former
+        # Modules that were imported meanwhile took the answer along.
+        for module in list(sys.modules.values()):
+            if getattr(module, "__name__", "").startswith("torch.") and vars(module).get("has_triton") is yes:
+                module.has_triton = has_triton  # type: ignore[attr-defined]  # found there a line ago
 
 
 def lowering_errors() -> tuple[type[Exception], ...]:

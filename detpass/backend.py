@@ -89,7 +89,7 @@ def _compile(
     own, patches = split_options(options, settings, _torch_private.inductor_setting_type)
     escapes.check_settings(patches, settings)
     compile_id = _torch_private.current_compile_id()
-    report = Report(compile_id=compile_id)
+    report = Report(compile_id=compile_id, order=(segment.CHUNK_ROWS, segment.FAN_IN))
     message = escapes.graph_break_message(graph_module)
     if message is not None:
         report.escapes.append(message)

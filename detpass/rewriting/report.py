@@ -64,6 +64,8 @@ class Report:
     """Dynamo's id of the compile, such as ``0/0``."""
     from_cache: bool = False
     """True when the artifact came from a cache and the report was read back."""
+    order: tuple[int, int] | None = None
+    """The constants of the canonical order that the sums obey: rows of a chunk, partials of a group."""
     complete: bool = True
     """False when the artifact came from a cache and the saved report was gone: the records are unknown."""
     escapes: list[str] = field(default_factory=list)
