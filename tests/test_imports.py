@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "detpass"
 
 LOW = {"errors", "config", "constant_tables"}
-PRIVATE = {"_torch_private", "_torch_private_capture"}
+PRIVATE = {"_torch_private", "_torch_private_capture", "_torch_private_cuda"}
 NODES = {"rule", "graph_query"}
-ENGINE = {"rewriting", "rules", "segment", "proofs", "escapes", *LOW, *PRIVATE, *NODES}
+ENGINE = {"rewriting", "rules", "segment", "proofs", "escapes", "torch_faults", *LOW, *PRIVATE, *NODES}
 TOP = {"backend", "inspection", "reproducibility", "environment", "escapes"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "constant_tables": {"errors", "_torch_private"},
     "_torch_private": {"errors"},
     "_torch_private_capture": {"errors", "_torch_private"},
+    "_torch_private_cuda": {"errors", "_torch_private", "_torch_private_capture"},
     "segment": {"errors", "_torch_private"},
     "rule": {"errors"},
     "graph_query": {"errors"},
@@ -29,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "rules": {"errors", "constant_tables", "segment", "proofs", *NODES},
     "rewriting": {"errors", "config", *PRIVATE, *NODES},
     "escapes": {"errors", "config", *PRIVATE},
+    "torch_faults": {"graph_query", *PRIVATE},
     "backend": ENGINE,
     "environment": {"errors", "config", *PRIVATE},
     "inspection": ENGINE | {"backend", "environment"},

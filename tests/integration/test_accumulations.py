@@ -89,8 +89,8 @@ def test_the_bits_are_those_of_the_canonical_order(dtype: torch.dtype) -> None:
         return [g for f in functions for g in (f(d, i, s), f(torch.zeros_like(d), i, s))]
 
     found = torch.compile(run, backend=detpass, fullgraph=True)(dest, index, source)
-    filled = reference.segment_accumulate(dest[None], index, source[None])[0]
-    empty = reference.segment_reduce(source[None], index, 6)[0]
+    filled = reference.segment_accumulate(dest[None], index, source[None], 6)[0]
+    empty = reference.segment_accumulate(None, index, source[None], 6)[0]
     for name, with_dest, from_zero in zip(names, found[::2], found[1::2], strict=True):
         assert torch.equal(with_dest, filled), name
         assert torch.equal(from_zero, empty), name
@@ -116,7 +116,7 @@ def test_complex_sums(dtype: torch.dtype) -> None:
     dest = torch.randn(6, 3, generator=generator, dtype=torch.complex128).to(dtype)
     run = lambda d, i, s: (d.index_put((i,), s, accumulate=True), d.index_add(0, i, s))  # noqa: E731
     compiled = torch.compile(run, backend=detpass, fullgraph=True)
-    expected = reference.segment_accumulate(dest[None], index, source[None])[0]
+    expected = reference.segment_accumulate(dest[None], index, source[None], 6)[0]
     for _ in range(3):
         for out in compiled(dest, index, source):
             assert torch.equal(out, expected)

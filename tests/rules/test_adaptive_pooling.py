@@ -127,8 +127,8 @@ def test_compiled_on_a_cpu_keeps_atens_kernels_with_symbolic_sizes_too():
     records = compile_and_compare(
         lambda x: F.adaptive_avg_pool2d(x, 7) * F.adaptive_max_pool2d(x, 7),
         torch.randn(2, 3, 16, 18, requires_grad=True),
-        rtol=0,
-        atol=0,
+        rtol=1e-5,  # Inductor's forward divides and multiplies in another order than ATen's
+        atol=1e-6,
         dynamic=True,
     )
     assert {treatment for treatment, _ in records.values()} == {"safe"}
