@@ -65,6 +65,8 @@ def describe(value: Any) -> str:
         return f"{dtype}[{', '.join(map(str, value.shape))}]"
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(describe, value))})"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {describe(item)}" for name, item in value.items())
     return str(value)
 
 

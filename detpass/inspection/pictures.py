@@ -12,12 +12,15 @@ from typing import Any
 
 from torch import fx
 
+from detpass import _torch_private_capture
 from detpass.inspection import cost
 from detpass.inspection.locations import describe
 from detpass.rewriting.graph_pass import REPLACES
 
 MAX_NODES = 22
 """Nodes in one picture; what does not fit is shown as one node that says how many."""
+MAX_CORE = 12
+"""Inserted nodes in one picture, so that their neighbours have room too."""
 REACH = 2
 """How many steps a picture goes up; it goes one step down."""
 
@@ -67,6 +70,8 @@ class Snapshot:
     """By name, in graph order."""
     users: dict[str, list[str]] = field(default_factory=dict)
     """The readers of each node."""
+    rank: dict[str, int] = field(default_factory=dict)
+    """The position of each node in graph order."""
 
     @classmethod
     def of(cls, graph: fx.Graph, device_type: str) -> Snapshot:
@@ -78,6 +83,7 @@ class Snapshot:
                 found.users.setdefault(name, []).append(node.name)
             if node.op == "output":
                 continue
+            found.rank[node.name] = len(found.rank)
             moved = cost.node_bytes(node)
             found.nodes[node.name] = SnapshotNode(
                 name=node.name,
@@ -98,23 +104,30 @@ class Snapshot:
 
     def around(self, names: Iterable[str], kind: str) -> Picture:
         """The nodes ``names``, shown as ``kind``, with their neighbourhood."""
-        core = [name for name in names if name in self.nodes]
-        shown = dict.fromkeys(core[: MAX_NODES - 4])
-        last, left_out = next(reversed(shown), None), len(core) - len(shown)
+        core = dict.fromkeys(name for name in names if name in self.nodes)
+        shown = dict.fromkeys(list(core)[-MAX_CORE:])  # those nearest to the result say most
         frontier = list(shown)
         for _ in range(REACH):
             above = [i for name in frontier for i in self.nodes[name].inputs if i not in shown]
             shown.update(dict.fromkeys(above[: max(0, MAX_NODES - len(shown))]))
             frontier = [name for name in above if name in shown]
-        below = [u for name in core for u in self.users.get(name, ()) if u not in shown and u in self.nodes]
+        below = [
+            user
+            for name in core
+            if name in shown
+            for user in self.users.get(name, ())
+            if user not in shown and user not in core and user in self.nodes
+        ]
         shown.update(dict.fromkeys(below[: max(2, MAX_NODES - len(shown))]))
-        order = [name for name in self.nodes if name in shown]
+        order = sorted(shown, key=self.rank.__getitem__)
         position = {name: i for i, name in enumerate(order)}
         boxes = [self._box(name, kind if name in core else "context") for name in order]
         edges = [(position[i], position[name]) for name in order for i in self.nodes[name].inputs if i in position]
+        left_out = {name for name in core if name not in shown}
         if left_out:
-            boxes.append(PictureNode(f"{left_out} more", "", "elided"))
-            edges.append((position[str(last)], len(boxes) - 1))
+            boxes = [PictureNode(f"{len(left_out)} more", "", "elided"), *boxes]
+            readers = [(0, position[name] + 1) for name in order if left_out.intersection(self.nodes[name].inputs)]
+            edges = [*readers, *((a + 1, b + 1) for a, b in edges)]
         return Picture(tuple(boxes), tuple(dict.fromkeys(edges)))
 
     def _box(self, name: str, kind: str) -> PictureNode:
@@ -135,6 +148,9 @@ def short_name(node: fx.Node) -> str:
     """What a picture calls a node: ``index_put``, ``detpass::segment_sum``, ``primals`` ..."""
     if node.op == "placeholder":
         return str(node.target)
+    launch = _torch_private_capture.user_triton_kernel(node)
+    if launch is not None:
+        return f"kernel {getattr(getattr(launch[0], 'fn', launch[0]), '__name__', 'of Triton')}"
     text = str(getattr(node.target, "__name__", node.target) if not hasattr(node.target, "_schema") else node.target)
     text = text.removesuffix(".default")
     for prefix in ("aten.", "prims."):
