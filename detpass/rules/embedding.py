@@ -44,7 +44,8 @@ class EmbeddingDenseBackward(Rule):
         self, grad: Tensor, ids: Tensor, num_weights: Any, padding_idx: Any, scale: bool, op: str
     ) -> Tensor:
         flat = _ids(ids)
-        rows = grad.reshape(flat.shape[0], -1) if grad.dim() > ids.dim() else grad.reshape(-1, 1)
+        width = grad.shape[-1] if grad.dim() > ids.dim() else 1  # named, for there may be no rows to infer it from
+        rows = grad.reshape(flat.shape[0], width)
         if not isinstance(padding_idx, int) or padding_idx >= 0:
             flat = torch.where(flat == padding_idx, skipped_value(flat.dtype), flat)
         if scale:
