@@ -8,8 +8,8 @@ into blocks of 256::
     before = the same scan over the blocks' totals, shifted by one
     result = inner + before
 
-A scan of at most 256 elements stays as it is; on a CPU every row is one thread's and is left alone. Integer sums and
-products are exact in any order.
+Each block is scanned from a contiguous buffer: Inductor splits a scan over strided data however short it is. On a CPU
+every row is one thread's and is left alone. Integer sums and products are exact in any order.
 """
 
 from __future__ import annotations
@@ -66,14 +66,12 @@ class FixedOrderScan(Rule):
         if source.dim() == 0:
             return Safe("one element")
         dim = argument(node, "dim")
-        length = source.shape[dim]
-        if isinstance(length, int) and length <= BLOCK:
-            return Safe(f"{length} elements are scanned within one thread block")
         if result.dtype.is_complex:
             return NoMatch(Inapplicable.DTYPE, node, "complex scans have no kernel of one thread block")
         parameters = {"dim": dim % source.dim(), "target": node.target, "dtype": result.dtype}
         reason = f"scanned in blocks of {BLOCK}, whose totals are scanned in turn"
-        return Match((node.args[0],), reason, parameters, Treatment.CLOSED_FORM)
+        leaves = {node.target: f"{BLOCK} contiguous elements are scanned within one thread block"}
+        return Match((node.args[0],), reason, parameters, Treatment.CLOSED_FORM, leaves)
 
     def replacement(self, source: torch.Tensor, *, dim: int, target: Any, dtype: torch.dtype) -> torch.Tensor:
         moved = source.to(dtype).to(accumulation_dtype(dtype)).movedim(dim, -1)
@@ -92,17 +90,24 @@ def _levels(length: int) -> int:
 
 def _scan(values: torch.Tensor, scan: Scan, levels: int) -> torch.Tensor:
     """Scan the last axis, of at most ``BLOCK ** levels`` elements."""
-    length = values.shape[-1]
+    length: Any = values.shape[-1]
+    if levels == 1:
+        if not isinstance(length, int):  # a length that is known, whatever ``length`` is
+            values = torch.constant_pad_nd(values, [0, BLOCK - length], scan.identity)
+        return scan.within(_materialised(values), -1).narrow(-1, 0, length)
     blocks = (length + BLOCK - 1) // BLOCK
     padded = torch.constant_pad_nd(values, [0, blocks * BLOCK - length], scan.identity)
-    if levels == 1:
-        # Padded to exactly one block, so that the length is known where ``length`` is not.
-        padded = torch.constant_pad_nd(values, [0, BLOCK - length], scan.identity)
-        return scan.within(padded, -1).narrow(-1, 0, length)
-    inner = scan.within(padded.unflatten(-1, (blocks, BLOCK)), -1)
+    inner = scan.within(_materialised(padded.reshape(*padded.shape[:-1], blocks, BLOCK)), -1)
     totals = _scan(inner[..., -1], scan, levels - 1)
     before = torch.constant_pad_nd(totals, [1, -1], scan.identity)
-    flat = scan.combine(inner, before.unsqueeze(-1)).flatten(-2).contiguous()
-    # A view that Inductor materialises: with ``narrow`` it would read ``before[i // BLOCK]`` in one loop over the
-    # length, and its CPU loop splitting drops the rest of a length that BLOCK does not divide (torch 2.11 to 2.14).
-    return flat.as_strided((*flat.shape[:-1], length), flat.stride())
+    flat = scan.combine(inner, before.unsqueeze(-1)).flatten(-2)
+    # With ``narrow``, Inductor would read ``before[i // BLOCK]`` in one loop over the length, and its CPU loop
+    # splitting drops the rest of a length that BLOCK does not divide (torch 2.11 to 2.14).
+    return _materialised(flat, length)
+
+
+def _materialised(values: torch.Tensor, length: Any = None) -> torch.Tensor:
+    """A contiguous buffer of ``values``, which Inductor fuses with no later reader; a prefix of the last axis of it."""
+    buffer = values.clone(memory_format=torch.contiguous_format)
+    shape = buffer.shape if length is None else (*buffer.shape[:-1], length)
+    return buffer.as_strided(shape, buffer.stride())

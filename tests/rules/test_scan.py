@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from detpass.backend import detpass, reports
+from detpass.inspection.cuda_code import cuda_code
 from detpass.rule import Inapplicable, NoMatch, Safe
 from detpass.rules.scan import BLOCK, SCANS, FixedOrderScan
 from tests.rules.direct import bits, replaced, verdict_of
@@ -63,7 +64,6 @@ def test_infinity_and_nan_follow_eager():
 def test_what_is_left_alone():
     cuda = {"device": "cuda"}
     assert isinstance(verdict_of(RULE, aten.cumsum.default, torch.randn(1000), 0, device="cpu"), Safe)
-    assert isinstance(verdict_of(RULE, aten.cumsum.default, torch.randn(BLOCK), 0, **cuda), Safe)
     assert isinstance(verdict_of(RULE, aten.cumsum.default, torch.arange(1000), 0, **cuda), Safe)
     assert isinstance(verdict_of(RULE, aten.cumsum.default, torch.tensor(1.0), 0, **cuda), Safe)
     refused = verdict_of(RULE, aten.cumsum.default, torch.randn(1000, dtype=torch.complex64), 0, **cuda)
@@ -85,3 +85,9 @@ def test_compiled(dynamic):
         torch.testing.assert_close(got, x.cumsum(-1) * x.logcumsumexp(-1), rtol=1e-10, atol=1e-10)
     rules = {record.rule for report in reports()[before:] for record in report.records}
     assert rules == {"fixed_order_scan"}
+
+
+@pytest.mark.parametrize("function", [lambda x: x.cumsum(0), lambda x: x.cumsum(1), lambda x: x.t().logcumsumexp(1)])
+def test_the_code_for_cuda_has_no_look_back(function):
+    for shape in ((3000, 2), (2, 70000), (200, 3)):
+        assert not cuda_code(function, torch.randn(shape)).float_scans
