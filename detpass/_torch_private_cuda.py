@@ -23,6 +23,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from detpass import _torch_private
+
 _DEVICE = torch.device("cuda", 0)
 
 
@@ -128,6 +130,8 @@ def _patches(gpu: Gpu) -> Iterator[Any]:
     for name, value in cuda.items():
         yield mock.patch.object(torch.cuda, name, value)
     yield mock.patch.object(torch.version, "cuda", torch.version.cuda or "13.0")
+    # Inductor joins equal constants by their address, which a fake tensor does not have.
+    yield mock.patch("torch._inductor.graph.is_same_tensor", lambda data, value: data is value)
     interface: dict[str, Any] = {
         "is_bf16_supported": answer(True),
         "get_device_properties": properties,
@@ -195,7 +199,8 @@ def retargeted(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.
     """
     from torch._guards import detect_fake_mode
 
-    moved = copy.deepcopy(graph_module)
+    with _torch_private.outside_tracing():  # constants are real tensors
+        moved = copy.deepcopy(graph_module)
     placeholders = [node for node in moved.graph.nodes if node.op == "placeholder"]
     values = [node.meta.get("val", given) for node, given in zip(placeholders, inputs, strict=True)]
     mode = detect_fake_mode([*values, *inputs]) or FakeTensorMode(allow_non_fake_inputs=True)
@@ -233,6 +238,8 @@ def retargeted(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.
         for name, value in list(vars(module).items()):
             if isinstance(value, torch.Tensor):
                 setattr(module, name, move(value))
+        for name, value in list(module.named_buffers(recurse=False)):
+            module._buffers[name] = move(value)
         module.recompile()
     return moved, [
         node.meta["val"] if "val" in node.meta else move(given)
