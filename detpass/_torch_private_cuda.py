@@ -180,6 +180,7 @@ def offline_cuda(gpu: Gpu) -> Iterator[None]:
         "triton.autotune_at_compile_time": False,
         "use_static_cuda_launcher": False,
         "use_static_triton_launcher": False,
+        "always_keep_tensor_constants": True,  # small ones would be read, and a constant on this device has no values
     }
     with contextlib.ExitStack() as stack:
         stack.callback(_forget)

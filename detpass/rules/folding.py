@@ -16,6 +16,7 @@ from torch import fx
 
 from detpass.graph_query import arguments, tensor_of
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Treatment, Verdict
+from detpass.rules.buffers import materialised
 from detpass.rules.max_pooling import pool_windows
 from detpass.rules.plane_scatter import accumulation_dtype
 from detpass.rules.windows import Reach, Shifter, Window, are_sliced, blocked_adjoint, overlap, sliced_adjoint
@@ -49,7 +50,9 @@ class Col2Im(Rule):
         lead = columns.shape[:-2]
         channels = columns.shape[-2] // prod(kernels)
         entries = columns.reshape(*lead, channels, *kernels, *positions).to(accumulation_dtype(columns.dtype))
-        shifted = Shifter(entries, windows, cells, 0.0)
+        # The columns are often a gather (``unfold``); read through the padding's mask, its index can make Inductor's
+        # tiling analysis for CUDA fail.
+        shifted = Shifter(materialised(entries), windows, cells, 0.0)
         form = _sliced if are_sliced(windows) else _blocked
         return form(shifted, windows, cells).to(columns.dtype)
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from detpass.constant_tables import constant, real_tensors
 from detpass.graph_query import arguments, tensor_of
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Treatment, Verdict
 from detpass.rules.max_pooling import pool_windows
@@ -65,11 +66,13 @@ class AvgPoolBackward(Rule):
         share = grad.to(accumulation_dtype(grad.dtype))
         count: Any = divisor
         if divisor is None:
-            count = torch.ones((), dtype=torch.int64, device=grad.device)
+            count = 1
             for axis, (window, size) in enumerate(zip(windows, cells, strict=True)):
                 positions = grad.shape[grad.dim() - len(windows) + axis]
-                length = covered_cells(window, positions, size, include_padding, grad.device)
-                count = count * length.reshape(-1, *[1] * (len(windows) - 1 - axis))
+                covered = covered_cells(window, positions, size, include_padding, grad.device)
+                if isinstance(covered, torch.Tensor):
+                    covered = covered.reshape(-1, *[1] * (len(windows) - 1 - axis))
+                count = count * covered
         share = share / count
         for axis, (window, size) in enumerate(zip(windows, cells, strict=True)):
             share = sum_windows(share, axis - len(windows), window, size)
@@ -78,13 +81,22 @@ class AvgPoolBackward(Rule):
 
 def covered_cells(
     window: Window, positions: Any, cells: Any, include_padding: bool, device: torch.device
-) -> torch.Tensor:
-    """``int64[positions]``: how many cells each window averages over along one axis."""
-    start = torch.arange(positions, device=device) * window.stride - window.padding
-    end = torch.clamp(start + window.kernel, max=cells + window.padding)
-    if include_padding:
-        return end - start
-    return torch.clamp(end, max=cells) - torch.clamp(start, min=0)
+) -> torch.Tensor | int:
+    """How many cells each window averages over along one axis: ``int64[positions]``, or one number for all."""
+
+    def count(position: torch.Tensor) -> torch.Tensor:
+        start = position * window.stride - window.padding
+        end = torch.clamp(start + window.kernel, max=cells + window.padding)
+        return end - start if include_padding else torch.clamp(end, max=cells) - torch.clamp(start, min=0)
+
+    if not (isinstance(positions, int) and isinstance(cells, int)):
+        return count(torch.arange(positions, device=device))
+    with real_tensors():
+        # As a constant: clamps of positions become index expressions that Inductor for CUDA cannot always simplify.
+        table = count(torch.arange(positions))
+        first = int(table[0]) if positions else 1
+        same = bool((table == first).all())
+    return first if same else constant(table, device)
 
 
 def sum_windows(values: torch.Tensor, dim: int, window: Window, cells: Any) -> torch.Tensor:

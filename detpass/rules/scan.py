@@ -23,6 +23,7 @@ from torch import fx
 
 from detpass.graph_query import argument, tensor_of
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
+from detpass.rules.buffers import materialised
 from detpass.rules.plane_scatter import accumulation_dtype
 
 aten = torch.ops.aten
@@ -94,20 +95,13 @@ def _scan(values: torch.Tensor, scan: Scan, levels: int) -> torch.Tensor:
     if levels == 1:
         if not isinstance(length, int):  # a length that is known, whatever ``length`` is
             values = torch.constant_pad_nd(values, [0, BLOCK - length], scan.identity)
-        return scan.within(_materialised(values), -1).narrow(-1, 0, length)
+        return scan.within(materialised(values), -1).narrow(-1, 0, length)
     blocks = (length + BLOCK - 1) // BLOCK
     padded = torch.constant_pad_nd(values, [0, blocks * BLOCK - length], scan.identity)
-    inner = scan.within(_materialised(padded.reshape(*padded.shape[:-1], blocks, BLOCK)), -1)
+    inner = scan.within(materialised(padded.reshape(*padded.shape[:-1], blocks, BLOCK)), -1)
     totals = _scan(inner[..., -1], scan, levels - 1)
     before = torch.constant_pad_nd(totals, [1, -1], scan.identity)
     flat = scan.combine(inner, before.unsqueeze(-1)).flatten(-2)
     # With ``narrow``, Inductor would read ``before[i // BLOCK]`` in one loop over the length, and its CPU loop
     # splitting drops the rest of a length that BLOCK does not divide (torch 2.11 to 2.14).
-    return _materialised(flat, length)
-
-
-def _materialised(values: torch.Tensor, length: Any = None) -> torch.Tensor:
-    """A contiguous buffer of ``values``, which Inductor fuses with no later reader; a prefix of the last axis of it."""
-    buffer = values.clone(memory_format=torch.contiguous_format)
-    shape = buffer.shape if length is None else (*buffer.shape[:-1], length)
-    return buffer.as_strided(shape, buffer.stride())
+    return materialised(flat, length)

@@ -1,0 +1,60 @@
+"""The code that Inductor generates for CUDA from our forms holds no float atomic, look-back scan or unsafe call.
+
+Needs no GPU. That plain Inductor's code for the same functions does hold one is checked beside it, so that a reader of
+sources which no longer finds anything cannot pass for a proof.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from detpass.inspection.cuda_code import CudaSettings, cuda_code_with
+
+
+def flat(*tensors):
+    return torch.stack([tensor.sin().sum() for tensor in tensors])
+
+
+def resampling(x, volume):
+    modes = [F.interpolate(x, scale_factor=2, mode=mode) for mode in ("nearest", "bilinear", "bicubic")]
+    smooth = F.interpolate(x, size=(7, 9), mode="bilinear", antialias=True)
+    return flat(*modes, smooth, F.interpolate(volume, scale_factor=2, mode="trilinear"))
+
+
+def pooling(x, volume):
+    return flat(
+        F.max_pool2d(x, 3, 2),
+        F.avg_pool2d(x, 3, 2, ceil_mode=True),
+        F.adaptive_avg_pool2d(x, 7),
+        F.adaptive_max_pool2d(x, 7),
+        F.fractional_max_pool2d(x, 3, output_size=7),
+        F.max_pool3d(volume, 2),
+        F.avg_pool3d(volume, 2),
+        F.adaptive_avg_pool3d(volume, 3),
+    )
+
+
+def windows_and_pads(x, volume):
+    return flat(F.unfold(x, 3, padding=1).sin(), F.pad(x, (2, 1, 2, 3), mode="replicate"))
+
+
+def points(x, volume):
+    return F.grid_sample(x, x.reshape(2, 8, -1, 2), align_corners=False)
+
+
+def order(x, volume):
+    line = x.flatten(1)
+    return flat(line.cumsum(1), line.topk(3, 1)[0], line.kthvalue(3, 1)[0], torch.histc(line.detach(), 10))
+
+
+@pytest.mark.parametrize("function", [resampling, pooling, windows_and_pads, points, order])
+def test_nothing_nondeterministic_is_left(function):
+    inputs = [torch.randn(2, 3, 16, 16, requires_grad=True), torch.randn(1, 2, 4, 5, 6, requires_grad=True)]
+    code = cuda_code_with(CudaSettings("detpass", compile_kernels=False), function, inputs, {})
+    assert not code.float_atomics
+    assert not code.float_scans
+    assert not code.nondeterministic_externs
+    plain = cuda_code_with(CudaSettings("inductor", compile_kernels=False), function, inputs, {})
+    assert plain.float_atomics or plain.float_scans or plain.nondeterministic_externs
