@@ -81,6 +81,12 @@ def is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1
 
 
+def is_empty(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is known to have no elements, whatever its symbolic sizes are."""
+    sizes: tuple[Any, ...] = tuple(tensor.shape)
+    return any(isinstance(size, int) and size == 0 for size in sizes)
+
+
 def known_to_differ(a: Any, b: Any) -> bool:
     """Whether two sizes are known and unequal; a symbolic size may be equal to any other."""
     return isinstance(a, int) and isinstance(b, int) and a != b

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from detpass import segment
-from detpass.graph_query import argument, int_argument, label, list_argument, tensor_of
+from detpass.graph_query import argument, int_argument, is_empty, label, list_argument, tensor_of
 from detpass.proofs.injective import distinct, index_map
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
 from detpass.rules.canonical import (
@@ -96,7 +96,7 @@ class ScatterLastWrite(Rule):
         assert index is not None
         dim = scatter_dim(node)
         check_shapes(node, dest, index, src, dim)
-        if isinstance(index.numel(), int) and index.numel() == 0:
+        if is_empty(index):
             return Match((node.args[0], None, None), "nothing is written", {"dim": dim}, Treatment.CLOSED_FORM)
         if src is None:
             return Safe("all writers of one place carry equal values")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from detpass.graph_query import argument, is_zeros, label, tensor_of
+from detpass.graph_query import argument, is_empty, is_zeros, label, tensor_of
 from detpass.proofs.exact import addition_is_exact
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
 from detpass.rules.reductions import NAMES, Combination, combine
@@ -43,7 +43,7 @@ class ScatterReduce(Rule):
             return NoMatch(Inapplicable.ARGUMENT, node, f"reduce={reduce!r}; known: {', '.join(NAMES)}")
         if addition_is_exact(dest.dtype):
             return Safe(f"{dest.dtype} arithmetic is exact in every order")
-        if isinstance(index.numel(), int) and index.numel() == 0:
+        if is_empty(index):
             return Match((node.args[0],), "nothing is written", treatment=Treatment.CLOSED_FORM)
         dim = scatter_dim(node)
         src = tensor_of(node.args[3])

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from detpass import segment
 from detpass.errors import Refusal
-from detpass.graph_query import int_argument, label, tensor_of
+from detpass.graph_query import int_argument, is_empty, label, tensor_of
 from detpass.rules.canonical import product
 
 
@@ -43,7 +43,7 @@ def row_index(index: Tensor, dest: Tensor, dim: int) -> bool:
 def check_shapes(node: fx.Node, dest: Tensor, index: Tensor, src: Tensor | None, dim: int) -> None:
     """Raise eager's error (as a Refusal) for shapes that eager refuses."""
     ranks = [max(t.dim(), 1) for t in (dest, index, src) if t is not None]
-    if len(set(ranks)) > 1 and index.numel() != 0:
+    if len(set(ranks)) > 1 and not is_empty(index):
         raise Refusal(
             RuntimeError(
                 f"{label(node)}: Index tensor must have the same number of dimensions as self and src tensors: "
@@ -53,7 +53,7 @@ def check_shapes(node: fx.Node, dest: Tensor, index: Tensor, src: Tensor | None,
         )
     for d in range(index.dim()):
         size: Any = index.shape[d]
-        if not isinstance(size, int) or index.numel() == 0:
+        if not isinstance(size, int) or is_empty(index):
             continue
         own = dest.shape[d] if d != dim and dest.dim() else None
         other = src.shape[d] if src is not None and src.dim() else None
