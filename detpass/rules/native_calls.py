@@ -23,6 +23,9 @@ _defined: dict[Any, Any] = {}
 def deterministic_kernels() -> Iterator[None]:
     """Inside, ATen and cuDNN choose their deterministic kernels; every flag is restored on the way out."""
     mode = torch.get_deterministic_debug_mode()
+    # After torch.backends.disable_global_flags cuDNN's cannot be set; torch's flag alone makes ATen ask cuDNN for a
+    # deterministic algorithm.
+    frozen = torch.backends.flags_frozen()
     cudnn = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
     memory: Any = torch.utils.deterministic
     fill = memory.fill_uninitialized_memory
@@ -30,12 +33,14 @@ def deterministic_kernels() -> Iterator[None]:
         # Filling fresh memory with NaN is for finding bugs and costs a kernel for each allocation.
         memory.fill_uninitialized_memory = False
         torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        if not frozen:
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         yield
     finally:
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
         torch.set_deterministic_debug_mode(mode)
         memory.fill_uninitialized_memory = fill
+        if not frozen:
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
 
 
 def native(overload: Any) -> Any:

@@ -114,3 +114,17 @@ def test_compiled_for_cuda():
         ("aten.convolution_backward.default", "native"),
     ]
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_where_cudnn_flags_are_frozen_the_rest_is_set_and_restored():
+    """After ``torch.backends.disable_global_flags`` (torch's own test library calls it) cuDNN's flags cannot be set."""
+    before = flags()
+    torch.backends.disable_global_flags()
+    try:
+        with deterministic_kernels():
+            assert torch.get_deterministic_debug_mode() == 2
+        assert flags() == before
+    finally:
+        # torch has no way back in its interface.
+        torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+    assert not torch.backends.flags_frozen()
