@@ -100,7 +100,7 @@ class Clock:
 
     def __init__(self, tests: int) -> None:
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        seconds = float(os.environ.get("DETPASS_CONFORMANCE_SECONDS", "360"))
+        seconds = float(os.environ.get("DETPASS_CONFORMANCE_SECONDS", "340"))
         self._share = seconds * workers / max(tests, 1)
         self._saved = 0.0
 

@@ -2,7 +2,7 @@
 
 Each sample runs with the rules for a CPU and with those for a GPU (on the CPU's arithmetic), the first ones with
 symbolic sizes too: value and gradients as eager's, three runs equal on the bits. ``DETPASS_CONFORMANCE_SECONDS``
-bounds the whole folder; what is left out for time is counted in the summary.
+bounds this file; what is left out for time is counted in the summary.
 """
 
 from __future__ import annotations
