@@ -72,12 +72,29 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
     return select_decomp_table()
 
 
+def _take(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """torch's own form reads the value of a 0-d index, which no graph can."""
+    flat = table.reshape(-1)
+    return flat[index] if index.dim() else flat[index.reshape(1)].reshape(())
+
+
+REPLACED_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {torch.ops.aten.take.default: _take}
+"""Where torch's own decomposition fails."""
+
+
 @contextlib.contextmanager
 def without_decompositions(targets: Iterable[Any]) -> Iterator[None]:
-    """Keep ``targets`` whole in graphs traced inside: drop them from the live decomposition table, then restore it."""
+    """Keep ``targets`` whole in graphs traced inside: drop them from the live decomposition table, then restore it.
+
+    Faulty decompositions are replaced meanwhile.
+    """
     table = decomposition_table()
     missing = object()
     saved: dict[Any, Any] = {target: table.pop(target, missing) for target in targets}
+    for target, replacement in REPLACED_DECOMPOSITIONS.items():
+        if target in table:
+            saved[target] = table[target]
+            table[target] = replacement
     try:
         yield
     finally:

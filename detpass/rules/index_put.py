@@ -22,6 +22,9 @@ from detpass.rules.canonical import canonical, check_values, expand_masks, index
 
 aten = torch.ops.aten
 
+MASKS_ALONE = "masks select each place once"
+"""Also several: they are read side by side, and each names its own places in increasing order."""
+
 
 class IndexPutAccumulate(Rule):
     """Accumulating ``index_put``: see the module."""
@@ -89,10 +92,8 @@ def _store(dest: Tensor, indices: list[Tensor | None], values: Tensor, zeros: bo
 
 def _match_masks(node: fx.Node, dest: Tensor, values: Tensor, indices: list[Any], masks: list[Any]) -> Verdict:
     others = [value for index in indices if not is_mask(index) and (value := tensor_of(index)) is not None]
-    if len(masks) == 1 and all(is_single(value) for value in others):
-        return Safe("a mask selects each place once")
     if all(is_single(value) for value in others):
-        return NoMatch(Inapplicable.INDEX_FORM, node, "several masks and no index tensor of known length")
+        return Safe(MASKS_ALONE)
     return Match(
         operands=(node.args[0], indices, node.args[2]),
         parameters={"zeros": is_zeros(node.args[0]), "op": label(node), "form": "segment"},

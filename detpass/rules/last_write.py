@@ -29,6 +29,7 @@ from detpass.rules.canonical import (
     result_shape,
 )
 from detpass.rules.index_add import check_slices, slices
+from detpass.rules.index_put import MASKS_ALONE
 from detpass.rules.scatter_form import canonical_scatter, check_shapes, row_index, scatter_dim
 
 aten = torch.ops.aten
@@ -52,11 +53,8 @@ class IndexPutLastWrite(Rule):
         assert values is not None
         masks = [index for index in indices if is_mask(index)]
         others = [v for index in indices if not is_mask(index) and (v := tensor_of(index)) is not None]
-        if all(is_single(v) for v in others):
-            if len(masks) == 1:
-                return Safe("a mask selects each place once")
-            if masks:
-                return NoMatch(Inapplicable.INDEX_FORM, node, "several masks and no index tensor of known length")
+        if masks and all(is_single(v) for v in others):
+            return Safe(MASKS_ALONE)
         if not masks:
             shape = result_shape(dest, indices)
             if shape is None:

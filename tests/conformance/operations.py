@@ -48,7 +48,6 @@ OPERATIONS = (
 
 
 UNTRACEABLE: Mapping[str, str] = {
-    "put": "gradient of put at a 0-d index: torch's decomposition of take reads the index",
     "nn.functional.one_hot": "the number of classes is read off the data",
     "nn.functional.ctc_loss": "no symbolic form of the forward operator",
     "nn.functional.fractional_max_pool3d": "no symbolic form of the backward operator",
@@ -106,10 +105,31 @@ def _stable_topk(
     return values.narrow(dim, 0, k), order.narrow(dim, 0, k)
 
 
+def _first_of(pick: Callable[..., object]) -> Callable[..., object]:
+    """``pick`` (of ``x, ..., dim, keepdim``) with the first place of the value that it picks."""
+
+    def call(x: Tensor, *args: int, **kwargs: int) -> object:
+        picked = pick(x, *args, **kwargs)
+        if isinstance(picked, Tensor) or x.dim() == 0:
+            return picked
+        given = dict(zip(("k", "dim", "keepdim") if pick is torch.kthvalue else ("dim", "keepdim"), args, strict=False))
+        dim, keepdim = {**given, **kwargs}.get("dim", -1), {**given, **kwargs}.get("keepdim", False)
+        value = picked[0].detach() if keepdim else picked[0].detach().unsqueeze(dim)
+        first = torch.argmax(((x == value) | (x.isnan() & value.isnan())).int(), dim, keepdim=True)
+        chosen = x.gather(dim, first)
+        return (chosen, first) if keepdim else (chosen.squeeze(dim), first.squeeze(dim))
+
+    return call
+
+
 STABLE: Mapping[str, Callable[..., object]] = {
     "sort": _stable_sort,
     "msort": lambda x: _stable_sort(x, 0)[0],
     "argsort": lambda x, *args, **kwargs: torch.argsort(x, *args, **{**kwargs, "stable": True}),
     "topk": _stable_topk,
+    "kthvalue": _first_of(torch.kthvalue),
+    "median": _first_of(torch.median),
+    "nanmedian": _first_of(torch.nanmedian),
+    "mode": _first_of(torch.mode),
 }
 """For operators that leave the order of equal values open: the smallest index first, as the GPU rules do."""

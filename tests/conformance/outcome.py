@@ -21,7 +21,7 @@ from tests.conformance.samples import Sample
 RUNS = 3
 EQUAL = "equal"
 EQUAL_IN_FLOAT64 = "equal to eager float64"
-EQUAL_TO_STABLE = "equal to a stable sort"
+EQUAL_TO_STABLE = "equal with the smallest index among equals"
 REFUSED = "refused"
 NO_GRAPH = "not in one graph"
 EXCLUDED = "excluded"
@@ -100,7 +100,7 @@ class Clock:
 
     def __init__(self, tests: int) -> None:
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        seconds = float(os.environ.get("DETPASS_CONFORMANCE_SECONDS", "340"))
+        seconds = float(os.environ.get("DETPASS_CONFORMANCE_SECONDS", "300"))
         self._share = seconds * workers / max(tests, 1)
         self._saved = 0.0
 

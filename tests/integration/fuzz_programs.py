@@ -46,7 +46,7 @@ class Program:
     """``sum``, ``prod``, ``amax``, ``amin`` or ``last``."""
     include_self: bool = True
     source_gradient: bool = True
-    """False where eager has no gradient of the source: a scatter that uses a part of it."""
+    """False where eager has no gradient of the source (a scatter that uses a part of it) or tracing cannot find it."""
 
 
 def expected_value(program: Program) -> Tensor:
@@ -160,7 +160,9 @@ def index_put(draw: Draw, accumulate: bool) -> Program:
         f"index_put({shape}, {[None if f is None else (tuple(f.shape), f.dtype) for f in form]}, {source_shape}, "
         f"{accumulate}) {s}", lambda d, v, *i: aten.index_put(d, filled(i), v, accumulate),
         lambda d, *i: aten.index(d, filled(i)), dest, s.source(source_shape), tuple(tensors), positions.reshape(-1),
-        lambda v: v.expand(positions.shape), "sum" if accumulate else "last")  # fmt: skip
+        lambda v: v.expand(positions.shape), "sum" if accumulate else "last",
+        # torch's tracing has no gradient of values behind several masks: its reading of them leaves a size unbound.
+        source_gradient=sum(tensor.dtype is torch.bool for tensor in tensors) < 2)  # fmt: skip
 
 
 @st.composite

@@ -108,6 +108,61 @@ def test_sixteen_bit_sums_round_once(dtype: torch.dtype, count: int) -> None:
         assert out.tolist() == [[float(count)], [0.0]]
 
 
+def _mask(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8], ids=str)
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda m, i: (m(8, 5),),
+        lambda m, i: (None, m(5, 4)),
+        lambda m, i: (m(8), m(5)),
+        lambda m, i: (m(8), None, m(4)),
+        lambda m, i: (m(8, 5), i(4)),
+        lambda m, i: (i(8), m(5, 4)),
+    ],
+    ids=["plane", "last plane", "two", "two apart", "plane and one place", "one place and plane"],
+)
+def test_masks_as_indices(form: Callable[..., tuple[Tensor | None, ...]], kind: torch.dtype, accumulate: bool) -> None:
+    """Masks alone, several of them and beside one place: as eager, which has no choice of order there."""
+    places = torch.zeros(8, dtype=torch.bool)
+    places[[1, 3, 4, 6]] = True
+    full = {(8,): places, (5,): places[:5] | ~places[3:], (4,): torch.ones(4, dtype=torch.bool)}
+    mask = lambda *shape: full.get(shape, _mask(*shape)).to(kind)  # noqa: E731
+    indices = form(mask, lambda size: torch.tensor([size - 2]))
+    dest = torch.randn(8, 5, 4, generator=torch.Generator().manual_seed(1))
+    value = torch.tensor(0.25)
+    run = lambda d, v, *i: aten.index_put(d, i, v, accumulate)  # noqa: E731
+    found = torch.compile(run, backend=detpass, fullgraph=True)(dest, value, *indices)
+    # Eager itself refuses one uint8 mask with one value.
+    expected = run(dest, value, *(i.bool() if i is not None and i.dtype is torch.uint8 else i for i in indices))
+    assert torch.equal(found, expected)
+    report = last_report()
+    assert report is not None
+    assert not [record for record in report if record.treatment == "uncovered"]
+
+
+@pytest.mark.parametrize("index", [torch.tensor(2), torch.tensor([[2, 2], [0, 5]])], ids=["0-d", "2-d"])
+def test_take_and_put_of_any_rank(index: Tensor) -> None:
+    """The gradients of ``take`` and ``put``, in one graph also for a 0-d index."""
+
+    def run(table: Tensor, source: Tensor, i: Tensor) -> Tensor:
+        return torch.put(table, i, source, accumulate=True).sin() + torch.take(table, i).sum()
+
+    inputs = [torch.randn(2, 3), torch.randn(index.shape)]
+    found, expected = ([x.clone().requires_grad_() for x in inputs] for _ in range(2))
+    out = torch.compile(run, backend=detpass, fullgraph=True)(*found, index)
+    out.sum().backward()
+    right = run(*expected, index)
+    right.sum().backward()
+    torch.testing.assert_close(out, right)
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 def test_complex_sums(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
