@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from detpass.inspection.extern_hazards import hazard_of
@@ -85,6 +85,8 @@ _POINTER = re.compile(r"'(\w+)':\s*'\*(\w+)'")
 _TRITON_NAMES = {"fp16": "f16", "fp32": "f32", "fp64": "f64", "bf16": "bf16"}
 _BUFFER = re.compile(r"^\s*(\w+) = empty_strided_cuda\(.*torch\.(\w+)\)$", re.MULTILINE)
 _LOOK_BACK = "decoupled_lookback"
+_EXACT_DTYPES = ("int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+"""Sums and products of these wrap around: they are the same in every order."""
 
 
 def kernels(source: str) -> list[KernelText]:
@@ -116,9 +118,45 @@ def read_kernel(graph: str, kernel: KernelText, ttir: str = "", ptx: str = "", e
         where = tuple(place for place, counter in counts.items() if (operation, dtype) in counter)
         first = counts[where[0]][operation, dtype]
         atomics.append(Atomic(graph, kernel.name, operation, dtype, first, where))
-    floats = any(dtype in _TRITON_NAMES for _, dtype in _POINTER.findall(kernel.source))
-    scans = (Scan(graph, kernel.name, floats),) if _LOOK_BACK in kernel.source else ()
-    return Reading(tuple(atomics), scans)
+    floats = _look_back_of_floats(kernel.source)
+    return Reading(tuple(atomics), () if floats is None else (Scan(graph, kernel.name, floats),))
+
+
+def _look_back_of_floats(source: str) -> bool | None:
+    """Whether a look-back scan combines floating-point values; None where the kernel has none.
+
+    Inductor converts what it scans with ``.to(tl.int64)`` or ``.to(tl.float32)`` first; other values of the kernel say
+    nothing. What cannot be followed back to such a conversion counts as floating point.
+    """
+    if _LOOK_BACK not in source:
+        return None
+    tree = ast.parse(source)
+    values = {
+        node.targets[0].id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) > 1)
+    scanned = [call.args[1] for call in calls if _LOOK_BACK in (_dotted(call.func) or "")]
+    return not scanned or any(_triton_dtype(value, values) not in _EXACT_DTYPES for value in scanned)
+
+
+def _triton_dtype(value: ast.expr, values: Mapping[str, ast.expr]) -> str | None:
+    """The dtype, such as ``int64``, that an expression of a kernel was converted to last; None where none is found."""
+    seen: set[str] = set()
+    while True:
+        if isinstance(value, ast.Name) and value.id in values and value.id not in seen:
+            seen.add(value.id)
+            value = values[value.id]
+        elif not isinstance(value, ast.Call):
+            return None
+        elif isinstance(value.func, ast.Attribute) and value.func.attr == "to" and value.args:
+            dtype = _dotted(value.args[0])
+            return dtype.removeprefix("tl.") if dtype else None
+        elif _dotted(value.func) in ("tl.broadcast_to", "tl.reduce") and value.args:
+            value = value.args[0]
+        else:
+            return None
 
 
 def _in_ttir(text: str) -> Iterator[tuple[str, str]]:

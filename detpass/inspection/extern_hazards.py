@@ -59,7 +59,6 @@ _WHY: Mapping[str, str] = {
             "_ctc_loss_backward",
             "_cudnn_ctc_loss",
             "histc",
-            "bincount",
             "segment_reduce",
             "_segment_reduce_backward",
             "nll_loss2d_forward",
@@ -109,6 +108,9 @@ def hazard_of(
         why: str | None = _DUPLICATES if accumulate == "False" else _ATOMIC
     elif name == "convolution":
         why = _CUDNN if given.get("transposed") == "True" else None
+    elif name == "bincount":  # without weights it counts, which is exact
+        weights = given.get("weights") or (arguments[1] if len(arguments) > 1 else "None")
+        why = None if weights == "None" else _ATOMIC
     else:
         why = _WHY.get(name)
     return None if integers and why in (_ATOMIC, _LOOK_BACK) else why

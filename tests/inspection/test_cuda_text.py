@@ -78,10 +78,28 @@ def test_compiled_texts_tell_the_types() -> None:
     assert len(found) == 5
 
 
-@pytest.mark.parametrize(("pointer", "floating"), [("*fp32", True), ("*i64", False)])
-def test_look_back_scans_are_told_apart_by_what_they_scan(pointer: str, floating: bool) -> None:
-    text = f"{{'in_ptr0': '{pointer}'}} triton_helpers.exclusive_scan_decoupled_lookback(ws_ptr, tmp1)"
-    (scan,) = read_kernel("g", KernelText("k", "k", text)).scans
+SCAN = """
+def kernel(in_ptr0, in_ptr1, out_ptr1, ws_ptr):
+    tmp0 = tl.load(in_ptr0 + (r0_0), r0_mask, other=0.0)
+    tmp8 = tl.load(in_ptr1 + (r0_0), r0_mask, other=0.0)
+    tmp1 = {conversion}
+    tmp2 = tl.broadcast_to(tmp1, [R0_BLOCK])
+    tmp3 = tl.reduce(tmp2, 0, _triton_helper_fn_add0)
+    tmp4 = triton_helpers.exclusive_scan_decoupled_lookback_64(
+        ws_ptr.to(tl.pointer_type(tl.uint64)), tmp3, tl.program_id(0), _triton_helper_fn_add0
+    )
+    tl.store(out_ptr1 + (r0_0), tmp8 * tmp4.to(tl.float32), r0_mask)
+"""
+
+
+@pytest.mark.parametrize(
+    ("conversion", "floating"),
+    [("tmp0.to(tl.float32)", True), ("tmp0.to(tl.int64)", False), ("tmp0.to(tl.int1).to(tl.int64)", False),
+     ("tmp0 + 1", True)],
+)  # fmt: skip
+def test_look_back_scans_are_told_apart_by_what_they_scan(conversion: str, floating: bool) -> None:
+    """Floats beside the scan, which a fused kernel multiplies by its result, do not make it one of floats."""
+    (scan,) = read_kernel("g", KernelText("k", "k", SCAN.format(conversion=conversion))).scans
     assert scan.floating == floating
 
 
@@ -107,3 +125,9 @@ def test_names_are_the_same_in_every_spelling() -> None:
         assert hazard_of(spelling) is not None
     assert hazard_of("torch.ops.detpass.index_add.default") is None
     assert hazard_of("aten.mm") is None
+
+
+def test_counting_is_exact_and_weighted_counting_is_not() -> None:
+    assert hazard_of("torch.ops.aten.bincount.default", ["arg0_1", "None", "4"]) is None
+    assert hazard_of("torch.ops.aten.bincount.default", ["arg0_1"], {"minlength": "4"}) is None
+    assert hazard_of("torch.ops.aten.bincount.default", ["arg0_1", "arg1_1"]) is not None
