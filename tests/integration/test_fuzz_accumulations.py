@@ -47,7 +47,9 @@ def wide(tensor: Tensor) -> Tensor:
 def assert_near(found: Tensor, expected: Tensor, what: str) -> None:
     assert found.shape == expected.shape
     if found.numel():
-        limit = RELATIVE[found.dtype] * max(expected.abs().max().item(), 1e-30)
+        # What underflows is off by up to the smallest number that the dtype has.
+        smallest = torch.finfo(found.dtype).smallest_normal * torch.finfo(found.dtype).eps
+        limit = RELATIVE[found.dtype] * expected.abs().max().item() + smallest
         assert (wide(found) - expected).abs().max().item() <= limit, what
 
 
