@@ -35,7 +35,7 @@ def command(
         str,
         typer.Option(
             help="nondeterministic: status 1 for anything that may differ as the model stands; remaining: only for "
-            "what is left under detpass; never: always 0."
+            "what is left under detpass; never: always 0. What could not be read counts in both."
         ),
     ] = "nondeterministic",
     lowered: Annotated[
@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Inspect a model: nothing is trained or run, and no GPU is needed, not even for CUDA.
 
-    Exit status 0 clean, 1 nondeterminism found, 2 misuse.
+    Exit status 0 clean, 1 nondeterminism found or not everything could be read, 2 misuse.
     """
     from detpass.errors import InspectionError
     from detpass.inspection import Settings

@@ -9,7 +9,7 @@ from detpass.inspection.records import (
     TritonKernel,
     UnknownOp,
 )
-from detpass.inspection.report import InspectionReport
+from detpass.inspection.report import InspectionReport, Verdict
 from detpass.inspection.settings import Settings
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Settings",
     "TritonKernel",
     "UnknownOp",
+    "Verdict",
     "inspect",
     "inspect_with",
 ]

@@ -51,6 +51,7 @@ def cuda_findings(
     settings = CudaSettings(backend="detpass", dynamic=dynamic, capability=capability, compile_kernels=False)
     code = cuda_code_with(settings, target, args, kwargs)
     said = [f"{a.operation} by atomics in kernel {a.kernel} of {a.graph}" for a in code.float_atomics]
+    said += [f"{a.operation}, a lock or an atomic made by hand, in kernel {a.kernel} of {a.graph}" for a in code.locks]
     said += [f"look-back scan in kernel {s.kernel} of {s.graph}" for s in code.float_scans]
     found = [LoweredFinding(text, (), None) for text in said]
     calls = code.nondeterministic_externs

@@ -63,7 +63,7 @@ def as_html(report: InspectionReport) -> str:
         report=report,
         headline=headline(report),
         verdict=verdict(report),
-        state="bad" if report.problems("remaining") else "fixed" if report.problems() else "good",
+        state=_state(report),
         totals=[(t.value, counts.get(t.value, 0), MEANINGS[t]) for t in Treatment],
         meanings={t.value: text for t, text in MEANINGS.items()},
         phases=sorted({record.phase for record in report.records}),
@@ -76,6 +76,15 @@ def as_html(report: InspectionReport) -> str:
         style=Markup(_resource("report.css")),
         script=Markup(_resource("report.js")),
     )
+
+
+def _state(report: InspectionReport) -> str:
+    """The colour of the verdict: ``good`` only where all was read and nothing was found."""
+    if report.found("remaining"):
+        return "bad"
+    if report.unread():
+        return "unknown"
+    return "fixed" if report.found() else "good"
 
 
 def _row(group: list[InspectionRecord]) -> Row:

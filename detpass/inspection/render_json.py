@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from detpass.inspection.report import InspectionReport
+from detpass.inspection.report import InspectionReport, Verdict
 
 FORMAT = 1
 """Changes when a field is renamed or removed."""
@@ -16,12 +16,15 @@ LEFT_OUT = frozenset({"before", "after"})
 
 
 def as_json(report: InspectionReport, indent: int | None = 2) -> str:
-    """JSON text of the report, its counts and its problems."""
+    """JSON text of the report, its counts, its verdicts and what was not read."""
     body = {
         "format": FORMAT,
         "counts": report.counts(),
-        "clean": not report.problems("nondeterministic"),
-        "clean_after_rewrite": not report.problems("remaining"),
+        "verdict": report.verdict("nondeterministic").value,
+        "verdict_after_rewrite": report.verdict("remaining").value,
+        "clean": report.verdict("nondeterministic") is Verdict.CLEAN,
+        "clean_after_rewrite": report.verdict("remaining") is Verdict.CLEAN,
+        "unread": report.unread(),
         **_plain(report),
     }
     return json.dumps(body, indent=indent, ensure_ascii=False)

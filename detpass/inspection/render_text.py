@@ -55,7 +55,7 @@ def renderables(report: InspectionReport, width: int) -> Iterator[RenderableType
     yield from _section("Unknown operators", [str(item) for item in report.unknown_ops], "yellow")
     yield from _section("Triton kernels", [str(item) for item in report.triton_kernels], "")
     yield from _section("Left in the lowered code", [str(item) for item in report.lowered], "bold red")
-    yield from _section("Lowered code", [report.lowered_note] if report.lowered_note else [], "")
+    yield from _section("Lowered code", [report.lowered_note] if report.lowered_note else [], "yellow")
     yield from _section("Notes", list(report.notes), "")
     warnings = [f"{f.name}: {f.value}. {f.advice}" for f in report.environment if f.level is not Level.OK]
     yield from _section("Environment", warnings, "yellow")
@@ -73,13 +73,29 @@ def headline(report: InspectionReport) -> str:
 
 
 def verdict(report: InspectionReport) -> str:
-    """What to conclude, in one sentence."""
-    left = report.problems("remaining")
+    """What to conclude, in one or two sentences."""
+    found, left, unread = report.found("nondeterministic"), report.found("remaining"), report.unread()
     if left:
-        return f"detpass does not make all of it repeat: {len(left)} left (uncovered, outside the graphs or unseen)."
-    if report.problems("nondeterministic"):
-        return 'May differ from run to run as it stands; repeats with torch.compile(model, backend="detpass").'
-    return "Nothing here differs from run to run."
+        said = f"detpass does not make all of it repeat: {len(left)} left (uncovered or in the lowered code)."
+    elif found:
+        what = "what was found repeats" if unread else "repeats"
+        said = f'May differ from run to run as it stands; {what} with torch.compile(model, backend="detpass").'
+    elif unread:
+        said = "Unknown: nothing was found that differs from run to run, but not everything was read."
+    else:
+        said = "Nothing here differs from run to run."
+    return f"{said} Not read: {', '.join(_unread_kinds(report))}." if unread else said
+
+
+def _unread_kinds(report: InspectionReport) -> list[str]:
+    kinds = {
+        "the lowered code": report.lowered_note is not None,
+        "a part of the model": report.incomplete is not None,
+        "code outside the graphs": bool(report.breaks),
+        "unknown operators": bool(report.unknown_ops),
+        "Triton kernels": any(kernel.unread for kernel in report.triton_kernels),
+    }
+    return [kind for kind, unread in kinds.items() if unread]
 
 
 def grouped(records: tuple[InspectionRecord, ...]) -> list[list[InspectionRecord]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from detpass.environment import Finding as EnvironmentFinding
@@ -20,6 +21,19 @@ from detpass.inspection.records import (
 
 FAIL_ON = ("nondeterministic", "remaining", "never")
 """What :meth:`InspectionReport.problems` can be asked for."""
+SHOWN = 20
+"""How many lines of one kind an exception's message lists."""
+
+
+class Verdict(str, Enum):
+    """What an inspection concludes."""
+
+    CLEAN = "clean"
+    """Everything was read and nothing was found."""
+    NONDETERMINISTIC = "nondeterministic"
+    """Something was found that may differ from run to run."""
+    UNKNOWN = "unknown"
+    """Nothing was found, but something was not read."""
 
 
 @dataclass(frozen=True)
@@ -75,42 +89,59 @@ class InspectionReport:
         """The number of records of each treatment."""
         return dict(Counter(str(record.treatment) for record in self.records))
 
-    def problems(self, fail_on: str = "nondeterministic") -> list[str]:
-        """What was found, in words; empty when clean.
+    def unread(self) -> list[str]:
+        """What nobody looked at, in words; where there is something, no finding does not mean clean."""
+        found = [f"lowered code {self.lowered_note}"] if self.lowered_note is not None else []
+        if self.incomplete is not None:
+            found.append(f"not all of the model was seen: {self.incomplete}")
+        found += [f"not read, it runs outside the graphs: {item}" for item in self.breaks]
+        found += [str(item) for item in self.unknown_ops]
+        return found + [str(kernel) for kernel in self.triton_kernels if kernel.unread]
 
-        ``"nondeterministic"``: everything that may cost repeatability in the model as it stands. ``"remaining"``: what
-        is left when the model is compiled with detpass: uncovered nodes, findings in the lowered code, atomics in
-        Triton kernels, graph breaks and parts that were not seen. ``"never"``: nothing.
-        Raises InspectionError for another word.
-        """
-        if fail_on not in FAIL_ON:
-            raise InspectionError(f"fail_on={fail_on!r}: expected one of {', '.join(map(repr, FAIL_ON))}")
+    def found(self, fail_on: str = "nondeterministic") -> list[str]:
+        """The nondeterminism that was seen, in words; ``fail_on`` as in :meth:`problems`."""
+        _known(fail_on)
         if fail_on == "never":
             return []
         records = self.nondeterministic if fail_on == "nondeterministic" else self.remaining
         found = [str(record) for record in records]
         found += [str(kernel) for kernel in self.triton_kernels if kernel.atomics]
-        found += [f"left in the lowered code: {finding}" for finding in self.lowered]
-        if fail_on == "remaining":
-            found += [str(item) for item in self.breaks]
-        if self.incomplete is not None:
-            found.append(f"not all of the model was seen: {self.incomplete}")
-        return found
+        return found + [f"left in the lowered code: {finding}" for finding in self.lowered]
+
+    def verdict(self, fail_on: str = "nondeterministic") -> Verdict:
+        """What :meth:`problems` amounts to: ``NONDETERMINISTIC`` where something was found, else ``UNKNOWN`` where
+        something was not read, else ``CLEAN``."""
+        if self.found(fail_on):
+            return Verdict.NONDETERMINISTIC
+        return Verdict.UNKNOWN if self.problems(fail_on) else Verdict.CLEAN
+
+    def problems(self, fail_on: str = "nondeterministic") -> list[str]:
+        """What was found and what was not read, in words; empty when clean.
+
+        ``"nondeterministic"``: everything that may cost repeatability in the model as it stands. ``"remaining"``: what
+        is left when the model is compiled with detpass: uncovered nodes, findings in the lowered code and atomics in
+        Triton kernels. In both, whatever was not read (:meth:`unread`) counts: lowered code that was not generated,
+        graph breaks, unknown operators. ``"never"``: nothing. Raises InspectionError for another word.
+        """
+        found = self.found(fail_on)
+        return found if fail_on == "never" else found + self.unread()
 
     def raise_if_nondeterministic(self, after_rewrite: bool = False) -> None:
-        """Raise NondeterminismError that lists what :meth:`problems` finds.
+        """Raise NondeterminismError that lists what :meth:`problems` finds; what was not read raises, too.
 
         With ``after_rewrite``, only what is left when the model is compiled with detpass counts.
         """
-        found = self.problems("remaining" if after_rewrite else "nondeterministic")
-        if not found:
+        fail_on = "remaining" if after_rewrite else "nondeterministic"
+        found, unread = self.found(fail_on), self.unread()
+        if not found and not unread:
             return
-        shown = "\n  ".join(found[:20])
-        more = f"\n  and {len(found) - 20} more" if len(found) > 20 else ""
-        remedy = '\nRemedy: torch.compile(model, backend="detpass") makes the covered ones repeat.'
-        raise NondeterminismError(
-            f"{self.subject} on {self.target}: {len(found)} found\n  {shown}{more}{'' if after_rewrite else remedy}"
-        )
+        parts = [f"{self.subject} on {self.target}: {len(found) or 'nothing nondeterministic'} found"]
+        parts += _some(found)
+        if unread:
+            parts += [f"{len(unread)} not read, so nothing is known of it:", *_some(unread)]
+        if found and not after_rewrite:
+            parts.append('Remedy: torch.compile(model, backend="detpass") makes the covered ones repeat.')
+        raise NondeterminismError("\n".join(parts))
 
     def __str__(self) -> str:
         from detpass.inspection.render_text import as_text
@@ -130,3 +161,13 @@ class InspectionReport:
         written = Path(path)
         written.write_text(as_html(self), encoding="utf-8")
         return written
+
+
+def _known(fail_on: str) -> None:
+    if fail_on not in FAIL_ON:
+        raise InspectionError(f"fail_on={fail_on!r}: expected one of {', '.join(map(repr, FAIL_ON))}")
+
+
+def _some(lines: list[str]) -> list[str]:
+    more = [f"  and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [f"  {line}" for line in lines[:SHOWN]] + more

@@ -43,7 +43,15 @@ def test_status_0_when_clean() -> None:
 
 @pytest.mark.parametrize(("fail_on", "status"), [("nondeterministic", 1), ("remaining", 0), ("never", 0)])
 def test_what_fails_is_the_users_choice(fail_on: str, status: int) -> None:
-    assert run(f"{MODELS}:tower", "--fail-on", fail_on, "--no-lowered").exit_code == status
+    assert run(f"{MODELS}:tower", "--fail-on", fail_on).exit_code == status
+
+
+@pytest.mark.parametrize(("fail_on", "status"), [("nondeterministic", 1), ("remaining", 1), ("never", 0)])
+def test_status_1_when_something_was_not_read(fail_on: str, status: int) -> None:
+    result = run("tests.inspection.models:clean", "--no-lowered", "--fail-on", fail_on)
+    assert result.exit_code == status
+    assert "Not read: the lowered code." in result.stdout
+    assert "Nothing here differs" not in result.stdout
 
 
 def test_json_is_all_that_is_printed() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from torch import nn
 
 import detpass
 from detpass.errors import InspectionError, NondeterminismError
-from detpass.inspection import InspectionReport
+from detpass.inspection import GraphBreak, InspectionReport, TritonKernel, UnknownOp, Verdict
+from detpass.inspection.render_html import as_html
 from detpass.inspection.render_text import as_text, grouped
 from detpass.rule import Treatment
 from tests.inspection import models
@@ -55,6 +58,7 @@ def test_json_has_every_record_and_reads_back(report: InspectionReport) -> None:
     assert body["format"] == 1
     assert body["clean"] is False
     assert body["clean_after_rewrite"] is True
+    assert (body["verdict"], body["verdict_after_rewrite"], body["unread"]) == ("nondeterministic", "clean", [])
     assert body["counts"] == report.counts()
     assert [item["node"] for item in body["records"]] == [record.node for record in report]
     assert {item["treatment"] for item in body["records"]} == {"segment"}
@@ -86,9 +90,60 @@ def test_what_remains_raises_after_the_rewrite_too() -> None:
         return x * 2
 
     report = detpass.inspect(broken, torch.randn(3))
-    report.raise_if_nondeterministic()
-    with pytest.raises(NondeterminismError, match="graph break"):
-        report.raise_if_nondeterministic(after_rewrite=True)
+    for after_rewrite in (False, True):
+        with pytest.raises(NondeterminismError, match=r"nothing nondeterministic found\n1 not read.*\n.*graph break"):
+            report.raise_if_nondeterministic(after_rewrite)
+
+
+@pytest.fixture(scope="module")
+def unread() -> InspectionReport:
+    """A model with nothing nondeterministic in its graphs, whose lowered code could not be read."""
+    model, arguments = models.clean()
+    return replace(detpass.inspect(model, *arguments), lowered_note="not read: no triton")
+
+
+def test_lowered_code_that_was_not_read_is_never_clean(unread: InspectionReport) -> None:
+    assert unread.verdict() is unread.verdict("remaining") is Verdict.UNKNOWN
+    assert unread.problems() == unread.problems("remaining") == ["lowered code not read: no triton"]
+    for after_rewrite in (False, True):
+        with pytest.raises(NondeterminismError, match=r"nothing nondeterministic found\n1 not read.*\n.*no triton"):
+            unread.raise_if_nondeterministic(after_rewrite)
+    assert "Unknown: nothing was found" in str(unread)
+    assert "Not read: the lowered code." in str(unread)
+    assert "Nothing here differs" not in str(unread)
+    body = json.loads(unread.to_json())
+    assert (body["verdict"], body["verdict_after_rewrite"]) == ("unknown", "unknown")
+    assert (body["clean"], body["clean_after_rewrite"]) == (False, False)
+    assert body["unread"] == ["lowered code not read: no triton"]
+    page = as_html(unread)
+    assert '<p class="verdict unknown"' in page
+    assert "lowered code" in page
+
+
+def test_what_was_found_counts_before_what_was_not_read(report: InspectionReport) -> None:
+    both = replace(report, lowered_note="not read, as asked")
+    assert both.verdict() is Verdict.NONDETERMINISTIC
+    assert both.verdict("remaining") is Verdict.UNKNOWN
+    assert "Not read: the lowered code." in " ".join(str(both).split())
+    with pytest.raises(NondeterminismError, match=r"(?s)index_add.*not read.*Remedy"):
+        both.raise_if_nondeterministic()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind"),
+    [
+        ("unknown_ops", (UnknownOp("shop.tally.default", 1, None),), "unknown operators"),
+        ("triton_kernels", (TritonKernel("k", (), None, "its TTIR could not be made"),), "Triton kernels"),
+        ("breaks", (GraphBreak("a call", "model.py:3", None),), "code outside the graphs"),
+        ("incomplete", "needs data", "a part of the model"),
+    ],
+)
+def test_whatever_was_not_read_is_named(clean: InspectionReport, field: str, value: Any, kind: str) -> None:
+    partly = replace(clean, **{field: value})
+    assert partly.verdict() is partly.verdict("remaining") is Verdict.UNKNOWN
+    assert f"Not read: {kind}." in " ".join(str(partly).split())
+    assert partly.problems("never") == []
+    assert partly.verdict("never") is Verdict.CLEAN
 
 
 def test_problems_know_their_words(report: InspectionReport) -> None:
