@@ -5,6 +5,9 @@ Neighbours: ``rule.py`` (what a rule is), ``rewriting/graph_pass.py`` (who offer
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,17 +66,46 @@ def _schema(node: fx.Node) -> Any:
 
 
 def source_location(node: fx.Node) -> str | None:
-    """``file:line`` of the model's innermost frame recorded on ``node``, or None when no trace was kept."""
-    trace = node.meta.get("stack_trace") or getattr(node, "stack_trace", None)
-    if not trace:
+    """``file:line`` of the model that ``node`` stems from (:func:`trace_location`), or None without a trace."""
+    return trace_location(node.meta.get("stack_trace") or getattr(node, "stack_trace", None))
+
+
+def trace_location(trace: str | None) -> str | None:
+    """``file:line`` of a stack trace's innermost frame in the user's code; of any frame, where all are torch's.
+
+    Code of torch (``torch.nn.functional``, ``nn.Embedding``), of detpass's own operators and generated code are passed
+    over: the line is the one that calls them.
+    """
+    found = frames(trace or "")
+    own = [frame for frame in found if not _FOREIGN.match(frame[0])]
+    if not found:
         return None
-    location = None
-    for line in trace.splitlines():
-        line = line.strip()
-        if line.startswith('File "'):
-            path, _, rest = line[6:].partition('", line ')
-            location = f"{path}:{rest.split(',')[0].strip()}"
-    return location
+    file, line = (own or found)[-1]
+    return f"{file}:{line}"
+
+
+def frames(trace: str) -> list[tuple[str, int]]:
+    """File and line of each frame of a stack trace's text, outermost first."""
+    return [(m["file"], int(m["line"])) for line in trace.splitlines() if (m := _FRAME.match(line))]
+
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_FOREIGN = re.compile(
+    "|".join(
+        [
+            *(
+                re.escape(str(folder) + os.sep)
+                for folder in (
+                    Path(torch.__file__).parent,
+                    Path(__file__).parent / "inspection",
+                    Path(__file__).parent / "segment",
+                )
+            ),
+            r".*[/\\](?:site|dist)-packages[/\\]torch[/\\]",  # of the machine that printed a graph
+            r"<",
+        ]
+    )
+)
 
 
 def is_one(size: Any) -> bool:

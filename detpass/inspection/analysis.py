@@ -17,7 +17,8 @@ from torch import fx, nn
 
 from detpass import rules, segment
 from detpass.config import Options
-from detpass.inspection.locations import model_location, module_path, source_line
+from detpass.graph_query import source_location, trace_location
+from detpass.inspection.locations import module_path, source_line
 from detpass.inspection.pictures import Snapshot, replacements
 from detpass.inspection.records import GraphSummary, InspectionRecord, UnknownOp
 from detpass.rewriting.graph_pass import Rewriter
@@ -115,7 +116,7 @@ class Analysis:
         self, record: Record, before: Snapshot, after: Snapshot, inserted: list[str], number: int, repeats: bool
     ) -> InspectionRecord:
         node = before.nodes[record.node]
-        location = model_location(node.meta)
+        location = trace_location(node.meta.get("stack_trace"))
         return InspectionRecord(
             op=record.op,
             node=record.node,
@@ -190,7 +191,7 @@ class Analysis:
             self.unknown[str(target)] = (
                 replace(old, count=old.count + 1)
                 if old is not None
-                else UnknownOp(str(target), 1, model_location(node.meta))
+                else UnknownOp(str(target), 1, source_location(node))
             )
 
 

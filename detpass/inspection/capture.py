@@ -20,7 +20,7 @@ from torch import fx
 
 from detpass import _torch_private, _torch_private_capture
 from detpass.errors import DetpassError, InspectionError, Refusal
-from detpass.inspection.locations import frames
+from detpass.graph_query import frames
 from detpass.inspection.stand_in import StandIns, modules_of, standing_in, uncompiled
 from detpass.rewriting.registry import RuleSet
 

@@ -1,34 +1,18 @@
-"""Where in the model a node comes from: the innermost frame outside of torch, its text, and the module's path."""
+"""What a person wants to see of a node's place in the model: the line's text, the module's path, dtypes and shapes.
+
+The place itself, ``file:line``, is ``graph_query.source_location``'s.
+"""
 
 from __future__ import annotations
 
 import linecache
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
-_TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parent)
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.*))?$')
 _STEP = re.compile(r"\._modules\['([^']+)'\]|\.([A-Za-z_]\w*)|\[(\d+)\]|\['([^']+)'\]")
-
-
-def frames(trace: str) -> list[tuple[str, int]]:
-    """File and line of each frame of a stack trace's text, outermost first."""
-    return [(m["file"], int(m["line"])) for line in trace.splitlines() if (m := _FRAME.match(line))]
-
-
-def model_location(meta: Mapping[str, Any]) -> str | None:
-    """``file:line`` of the innermost frame outside of torch (of any, when all are torch's); None without a trace."""
-    found = [frame for frame in frames(meta.get("stack_trace") or "") if not frame[0].startswith(_HERE)]
-    if not found:
-        return None
-    own = [frame for frame in found if not frame[0].startswith(_TORCH)]
-    file, line = (own or found)[-1]
-    return f"{file}:{line}"
 
 
 def source_line(location: str | None) -> str | None:

@@ -18,8 +18,8 @@ from torch import fx
 from detpass import _torch_private, _torch_private_capture, rules
 from detpass.backend import FIXED_SETTINGS
 from detpass.config import Options
+from detpass.graph_query import source_location
 from detpass.inspection.cuda_code import CudaSettings, cuda_code_with
-from detpass.inspection.locations import model_location
 from detpass.inspection.records import LoweredFinding
 from detpass.rewriting.lowering_audit import Finding, findings
 
@@ -94,6 +94,6 @@ def _copied(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _describe(finding: Finding) -> LoweredFinding:
-    places = [place for node in finding.origins if (place := model_location(node.meta)) is not None]
+    places = [place for node in finding.origins if (place := source_location(node)) is not None]
     ops = tuple(sorted({str(node.target) for node in finding.origins}))
     return LoweredFinding(finding.what, ops, places[0] if places else None)

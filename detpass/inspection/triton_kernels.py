@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from torch import fx
 
 from detpass import _torch_private_capture
-from detpass.inspection.locations import model_location
+from detpass.graph_query import source_location
 from detpass.inspection.records import TritonKernel
 
 _ATOMIC = re.compile(r"tt\.atomic_(?P<kind>rmw|cas)\s*(?P<operation>\w+)?[^\n]*->\s*(?P<result>[^\n]+)")
@@ -34,7 +34,7 @@ def user_kernels(launches: Iterable[fx.Node], capability: int) -> list[TritonKer
             if launch is None:
                 continue
             kernel, arguments = launch
-            place = model_location(node.meta)
+            place = source_location(node)
             name = str(getattr(getattr(kernel, "fn", kernel), "__name__", kernel))
             if (name, place) not in found:
                 found[name, place] = _read(name, place, kernel, arguments)
