@@ -136,8 +136,7 @@ def _accumulate(
     else:
         assert index is not None
         index_bytes = index.element_size()
-        own = in_place or element < 4 or out_row != features
-        choice = choose(Sizes(batch, rows, segments, features, element, index_bytes, threads, scannable, own, in_place))
+        choice = choose(Sizes(batch, rows, segments, features, element, index_bytes, threads, scannable, in_place))
         where = (index.data_ptr(), index.stride(0), index_bytes, int(wrap))
         plan_pointers = (0, 0)
     status = call(

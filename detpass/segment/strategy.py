@@ -33,8 +33,9 @@ class CostModel:
     """The same for one thread, which owns every row and reads the source straight through."""
     sparse_ratio: int = 2
     """An in-place update of a table with more than this many segments a row avoids passes over the table."""
-    scratch_share: float = 0.12
-    """A scan that needs accumulators besides the output may use this share of the bytes of its operands."""
+    scratch_share: float = 0.14
+    """Accumulators of a scan besides the output (16-bit floats, an update in place, a single column beside its count)
+    may take this share of the bytes of its operands."""
     least_scratch: int = 1 << 18
     """Bytes that an owner may use in any case; below, it would walk the index too often."""
     hot_share: float = 0.5
@@ -58,8 +59,6 @@ class Sizes(NamedTuple):
     threads: int
     scannable: bool
     """Whether the kernel has a scan form (sums of most dtypes)."""
-    own_accumulators: bool
-    """Whether a scan needs accumulators besides the output (16-bit floats, an update in place)."""
     in_place: bool
 
 
@@ -69,7 +68,7 @@ class Choice:
 
     form: Strategy
     owner_bytes: int = 1 << 40
-    """The most bytes of accumulators that an owner of a scan works on at a time."""
+    """The most bytes of accumulators besides the output that an owner of a scan works on at a time."""
     hot_permille: int = 0
     """A scan that finds (in a sample) a larger share of the rows in one segment sorts after all; 0: never."""
 
@@ -88,8 +87,6 @@ def choose(sizes: Sizes, model: CostModel = MODEL) -> Choice:
     if not sizes.scannable or row_bytes >= longest:
         return Choice(Strategy.SORTED)
     hot = int(1000 * model.hot_share) if sizes.threads > 1 and row_bytes >= model.hot_row_bytes else 0
-    if not sizes.own_accumulators:
-        return Choice(Strategy.SCAN, hot_permille=hot)
     operands = sizes.rows * (sizes.batch * row_bytes + sizes.index_bytes) + sizes.segments * sizes.batch * row_bytes
     room = int(model.scratch_share * operands) // max(sizes.threads, 1)
     return Choice(Strategy.SCAN, max(model.least_scratch, room), hot)

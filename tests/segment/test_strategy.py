@@ -15,7 +15,6 @@ BASE = Sizes(
     index_bytes=8,
     threads=2,
     scannable=True,
-    own_accumulators=False,
     in_place=False,
 )
 
@@ -28,8 +27,8 @@ BASE = Sizes(
         ({"features": 256, "threads": 1}, Strategy.SCAN),
         ({"features": 768, "threads": 1}, Strategy.SORTED),
         ({"scannable": False}, Strategy.SORTED),
-        ({"in_place": True, "own_accumulators": True}, Strategy.SCAN),
-        ({"in_place": True, "own_accumulators": True, "segments": 10**9}, Strategy.SPARSE),
+        ({"in_place": True}, Strategy.SCAN),
+        ({"in_place": True, "segments": 10**9}, Strategy.SPARSE),
         ({"segments": 10**9}, Strategy.SCAN),
         ({"rows": 2**31, "features": 4096}, Strategy.SCAN),
     ],
@@ -39,7 +38,7 @@ def test_form(changes, form):
 
 
 def test_scratch_is_bounded_by_the_operands():
-    sizes = BASE._replace(own_accumulators=True, element_bytes=2, segments=10**6)
+    sizes = BASE._replace(element_bytes=2, segments=10**6)
     operands = 100_000 * (16 * 2 + 8) + 10**6 * 16 * 2
     assert choose(sizes).owner_bytes * sizes.threads <= max(MODEL.scratch_share * operands, 2 * MODEL.least_scratch)
 

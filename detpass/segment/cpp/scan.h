@@ -93,9 +93,21 @@ template <class K> struct Scan {
   explicit Scan(const Call& c_)
       : c(c_), direct(std::is_same<T, A>::value && c_.out != c_.dest && c_.out_row == c_.features) {}
 
+  struct Cell {  // the accumulator of a single column beside its count: one cache line for both
+    A sum;
+    u32 used;
+  };
+
   struct Room {  // an owner's memory, used for one run of segments after another
     std::vector<A> sums;
     std::vector<u8> used;
+    std::vector<Cell> cells;
+
+    // Once for the longest run: a vector that grows holds its old memory and its new at the same time.
+    void reserve(i64 sums_, i64 used_) {
+      sums.reserve(size_t(sums_));
+      used.reserve(size_t(used_));
+    }
   };
 
   // Add `found` rows of a block to their accumulators. Apart from its caller so that its few values stay in registers.
@@ -117,6 +129,17 @@ template <class K> struct Scan {
     }
   }
 
+  static __attribute__((noinline)) void add_cells(Cell* __restrict cells, const T* __restrict block, i64 stride,
+                                                  const i32* __restrict rows, const i32* __restrict segments, i64 found,
+                                                  Carry<A>& carry) {
+    for (i64 j = 0; j < found; j++) {
+      const i64 s = segments[j];
+      Cell& cell = cells[s];
+      add_row<K>(&cell.sum, block + i64(rows[j]) * stride, 1);
+      if (__builtin_expect((++cell.used & 255) == 0, 0)) carry.push(s, &cell.sum);
+    }
+  }
+
   // FEATURES: the number of columns when the compiler shall know it, or 0. Returns how many rows it owned.
   template <int FEATURES> i64 own(i64 b, i64 low, i64 count, Room& room) const {
     const i64 features = FEATURES ? FEATURES : c.features;
@@ -133,13 +156,22 @@ template <class K> struct Scan {
     room.used.assign(size_t(count), 0);
     u8* used = room.used.data();
     Carry<A> carry(features);
+    const bool in_cells = FEATURES == 1 && count * i64(sizeof(Cell)) <= c.owner_bytes;
+    if (in_cells) room.cells.assign(size_t(count), Cell{A(0), 0});
     alignas(64) i32 rows[BLOCK + 16], segments[BLOCK + 16];
     i64 owned = 0;
     for (i64 first = 0; first < c.rows; first += BLOCK) {
       const i64 found = select_rows(c, first, std::min(c.rows, first + BLOCK), low, count, rows, segments);
-      add_block<FEATURES>(sums, used, source + first * c.source_row, c.source_row, features, rows, segments, found, carry);
+      const T* block = source + first * c.source_row;
+      if (in_cells) add_cells(room.cells.data(), block, c.source_row, rows, segments, found, carry);
+      else add_block<FEATURES>(sums, used, block, c.source_row, features, rows, segments, found, carry);
       owned += found;
     }
+    if (in_cells)
+      for (i64 s = 0; s < count; s++) {
+        sums[s] = room.cells[size_t(s)].sum;
+        used[s] = room.cells[size_t(s)].used != 0;
+      }
     finish(b, low, count, sums, used, carry, out);
     return owned;
   }
@@ -196,7 +228,7 @@ template <class K> struct Scan {
     const i64 threads = std::max<i64>(c.threads, 1);
     const i64 owners = std::max<i64>(1, std::min(c.segments, (threads + c.batch - 1) / std::max<i64>(c.batch, 1)));
     const i64 row_bytes = std::max<i64>(1, c.features * i64(sizeof(A)));
-    const i64 most = std::max<i64>(1, std::min<i64>(c.owner_bytes / row_bytes, i64(1) << 30));
+    const i64 most = direct ? i64(1) << 30 : std::max<i64>(1, std::min<i64>(c.owner_bytes / row_bytes, i64(1) << 30));
     i64 owned = 0;  // over the first batch entry: each valid row must have had exactly one owner
     bool failed = false;
 #pragma omp parallel num_threads(int(threads)) reduction(+ : owned) reduction(|| : failed)
@@ -208,13 +240,15 @@ template <class K> struct Scan {
         const i64 b = task / owners, owner = task % owners;
         const i64 low = c.segments * owner / owners, high = c.segments * (owner + 1) / owners;
         const i64 runs = (high - low + most - 1) / most;
-        for (i64 r = 0; r < runs && !failed; r++) {
-          const i64 from = low + (high - low) * r / runs, to = low + (high - low) * (r + 1) / runs;
-          try {
+        const i64 longest = runs ? (high - low + runs - 1) / runs : 0;
+        try {
+          room.reserve(direct ? 0 : longest * c.features, longest);
+          for (i64 r = 0; r < runs; r++) {
+            const i64 from = low + (high - low) * r / runs, to = low + (high - low) * (r + 1) / runs;
             const i64 rows = dispatch(b, from, to - from, room);
             if (b == 0) owned += rows;
-          } catch (const std::bad_alloc&) { failed = true; }
-        }
+          }
+        } catch (const std::bad_alloc&) { failed = true; }
       }
     }
     if (failed) return OUT_OF_MEMORY;
