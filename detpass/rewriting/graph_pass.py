@@ -78,7 +78,7 @@ class Rewriter:
         context = RuleContext(device=target_device(self.options, device))
         refusals: list[NoMatch] = []
         for rule in self.rules.for_target(node.target):
-            verdict = rule.match(node, context)
+            verdict = _ask(rule, node, context)
             if isinstance(verdict, NoMatch):
                 log.debug("%s does not apply to %s: %s %s", rule.name, node.name, verdict.why.value, verdict.detail)
                 refusals.append(verdict)
@@ -117,7 +117,7 @@ class Rewriter:
             inserted.meta[DECIDED] = match.leaves[inserted.target]
             return
         for other in self.rules.for_target(inserted.target):
-            verdict = other.match(inserted, context)
+            verdict = _ask(other, inserted, context)
             if isinstance(verdict, Safe):
                 inserted.meta[DECIDED] = verdict.reason
                 return
@@ -125,6 +125,30 @@ class Rewriter:
                 handle_unfinished(node, rule, inserted)
         if self.hazard(inserted, context.device) is not None:
             handle_unfinished(node, rule, inserted)
+
+
+RULE_FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""What a rule that breaks its contract may raise. torch's errors for reading data are among them: passed on, they would
+make Dynamo run the model eagerly."""
+
+
+def _failed(rule: Rule, node: fx.Node, part: str, error: Exception) -> RuleError:
+    place = source_location(node)
+    first = str(error).partition("\n")[0]
+    return RuleError(
+        f"the {part} of rule {rule.name!r} for {node.target}{f' at {place}' if place else ''} failed: "
+        f"{type(error).__name__}: {first}. A rule decides by the node and its metadata: tensors have no values yet."
+    )
+
+
+def _ask(rule: Rule, node: fx.Node, context: RuleContext) -> Match | Safe | NoMatch:
+    try:
+        verdict = rule.match(node, context)
+    except RULE_FAILURES as error:
+        raise _failed(rule, node, "match", error) from error
+    if not isinstance(verdict, Match | Safe | NoMatch):
+        raise _failed(rule, node, "match", TypeError(f"it returned {verdict!r}, expected Match, Safe or NoMatch"))
+    return verdict
 
 
 @dataclass(frozen=True)
@@ -163,12 +187,8 @@ def _trace_replacement(rule: Rule, match: Match, node: fx.Node) -> tuple[fx.Grap
     try:
         with fake_mode:
             subgraph = _torch_private.trace_subgraph(function, examples)
-    except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError) as error:
-        place = source_location(node)
-        raise RuleError(
-            f"the replacement of rule {rule.name!r} for {node.target}{f' at {place}' if place else ''} failed: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    except RULE_FAILURES as error:
+        raise _failed(rule, node, "replacement", error) from error
     return subgraph, leaves
 
 

@@ -101,6 +101,27 @@ class Trusting(Rule):
         raise AssertionError("a safe node has no replacement")
 
 
+class MatchReadsData(Doubling):
+    name = "match_reads_data"
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        return Safe("positive") if node.meta["val"].sum().item() > 0 else super().match(node, context)
+
+
+class MatchFails(Doubling):
+    name = "match_fails"
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        return Safe(node.meta["no such key"])
+
+
+class NoVerdict(Doubling):
+    name = "no_verdict"
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        return None  # type: ignore[return-value]  # what a forgotten return gives
+
+
 def compiled(*rules: Rule, function: Callable[[Tensor], Tensor] = torch.sin) -> Callable[[Tensor], Tensor]:
     result: Callable[[Tensor], Tensor] = torch.compile(
         lambda x: function(x), backend=backend, fullgraph=True, options={"rules": rules}
@@ -156,6 +177,9 @@ def test_a_declining_rule_leaves_the_node() -> None:
         (Unfinished(), r"'unfinished'.*leaves a nondeterministic aten.index_put.default.*Match.leaves"),
         (Failing(), r"(?s)'failing'.*failed: RuntimeError"),
         (ReadsData(), r"(?s)'reads_data'.*failed"),
+        (MatchReadsData(), r"(?s)the match of rule 'match_reads_data'.*failed: (DataDependent|GuardOnDataDependent)"),
+        (MatchFails(), r"the match of rule 'match_fails'.*failed: KeyError: 'no such key'"),
+        (NoVerdict(), r"the match of rule 'no_verdict'.*it returned None, expected Match, Safe or NoMatch"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
