@@ -310,3 +310,20 @@ def outside_tracing() -> contextlib.AbstractContextManager[Any]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
+
+
+def register_fake_result(overload: Any, function: Callable[..., Any]) -> None:
+    """Compute ``overload`` on fake tensors by ``function(fake_mode, overload, *args, **kwargs)``.
+
+    Where ``function`` returns NotImplemented, torch's own way is taken.
+    """
+    from torch._subclasses.fake_impls import register_op_impl
+
+    register_op_impl(overload)(function)
+
+
+def register_composite(overload: Any, function: Callable[..., Any]) -> None:
+    """Decompose ``overload``, which torch's C++ code composes of others, by ``function`` while graphs are traced."""
+    from torch._C import DispatchKey
+
+    overload.py_impl(DispatchKey.CompositeImplicitAutograd)(function)

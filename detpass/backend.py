@@ -26,7 +26,7 @@ from detpass.rewriting.graph_pass import Rewriter
 from detpass.rewriting.lowering_audit import LoweringAudit
 from detpass.rewriting.registry import RuleSet, registered_rules
 from detpass.rewriting.report import Report, load, save
-from detpass.torch_faults import TorchFaults
+from detpass.torch_faults import TorchFaults, trace_ctc_loss
 
 log = logging.getLogger(__name__)
 
@@ -232,3 +232,4 @@ def _report_key(graph_module: fx.GraphModule, example_inputs: Iterable[Any], uui
 for _functional, _inplace in segment.ops.INPLACE_VARIANTS:
     _torch_private.register_inplace_variant(_functional, _inplace, 0)
 escapes.watch(detpass)
+trace_ctc_loss(detpass)

@@ -5,6 +5,7 @@ Each function names the fault and the releases that have it. They run as Inducto
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,3 +70,65 @@ class TorchFaults(_torch_private.custom_graph_pass_class()):  # type: ignore[mis
 
     def uuid(self) -> Any:
         return ("detpass.torch_faults", 2)
+
+
+def trace_ctc_loss(for_backend: Any) -> None:
+    """Let ``for_backend`` trace CTC loss, at which Dynamo ends the graph for every other backend (2.11 to 2.14).
+
+    The loss has a known shape; the forward variables beside it do not, and get an empty stand-in, since the rule
+    ``ctc_loss`` replaces every node that makes or reads them. Whether cuDNN serves a call is decided by data, too:
+    here it never does.
+    """
+
+    def ours(function: Callable[..., Any]) -> Callable[..., Any]:
+        def result(fake_mode: Any, overload: Any, *args: Any, **kwargs: Any) -> Any:
+            found = _torch_private.compiling_backend()
+            if found is None or found[0] is not for_backend:
+                return NotImplemented
+            with fake_mode:
+                return function(*args)
+
+        return result
+
+    def loss(log_probs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return log_probs.new_empty(log_probs.shape[1]), log_probs.new_empty(0)
+
+    def gradient(grad: torch.Tensor, log_probs: torch.Tensor, *_: Any) -> torch.Tensor:
+        return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+    fakes: dict[str, Callable[..., Any]] = {
+        "_ctc_loss": loss,
+        "_ctc_loss_backward": gradient,
+        "_use_cudnn_ctc_loss": lambda *_: False,
+    }
+    for name, function in fakes.items():
+        for overload in ("default", "Tensor"):
+            _torch_private.register_fake_result(getattr(getattr(aten, name), overload), ours(function))
+    _torch_private.register_composite(aten.ctc_loss.IntList, _ctc_loss_of_lists)
+
+
+MEAN, SUM = 1, 2
+
+
+def _ctc_loss_of_lists(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: list[int],
+    target_lengths: list[int],
+    blank: int = 0,
+    reduction: int = MEAN,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """``ctc_loss`` from ``_ctc_loss``; torch's own fills a fake tensor with the lengths, which fails."""
+    batched = log_probs.dim() == 3
+    table = log_probs if batched else log_probs.unsqueeze(1)
+    words = targets.to(table.device, torch.int64)
+    loss: torch.Tensor = aten._ctc_loss.default(table, words, input_lengths, target_lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        loss = torch.where(loss == float("inf"), 0, loss)
+    if reduction == MEAN:
+        counts = torch.tensor([max(1, length) for length in target_lengths], dtype=loss.dtype, device=loss.device)
+        return (loss / counts).mean()
+    if reduction == SUM:
+        return loss.sum()
+    return loss if batched else loss.squeeze(0)

@@ -16,6 +16,7 @@ from detpass.rules.adaptive_pooling import (
     FractionalMaxPoolBackward,
 )
 from detpass.rules.catalogue import entries, hazard
+from detpass.rules.ctc import CtcLoss, CudnnCtcLoss
 from detpass.rules.embedding import EmbeddingBagBackward, EmbeddingDenseBackward
 from detpass.rules.folding import Col2Im
 from detpass.rules.grid_sample import GridSampleBackward
@@ -58,6 +59,8 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     SmallestIndexAmongEquals(),
     Histc(),
     WeightedHistogram(),
+    CtcLoss(),
+    CudnnCtcLoss(),
     DeterministicKernel(),
 )
 """Every built-in rule, first match wins."""

@@ -47,6 +47,11 @@ def is_unstable(node: fx.Node) -> bool:
     return not argument(node, "stable")
 
 
+def is_left_to_cudnn(node: fx.Node) -> bool:
+    """Whether an operator with a ``deterministic`` argument does not ask for it."""
+    return not argument(node, "deterministic")
+
+
 def captures_gradients(node: fx.Node) -> bool:
     """Whether a flex_attention backward accumulates gradients of tensors captured by its score function."""
     owner = node.graph.owning_module

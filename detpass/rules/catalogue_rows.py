@@ -14,6 +14,7 @@ from detpass.rules.catalogue import (
     captures_gradients,
     has_weights,
     is_inexact,
+    is_left_to_cudnn,
     is_transposed,
     is_unstable,
 )
@@ -124,8 +125,12 @@ ORDER = (
           (), has_weights),
     Entry("bincount with weights", ("aten.bincount.default",), GPU, ATOMIC, UNCOVERED, None, None, ("torch.bincount",),
           has_weights, "torch.zeros(n, ...).index_add(0, x, weights) is the same sum with a size known beforehand"),
-    Entry("CTC loss backward", ("aten._ctc_loss_backward.default", "aten._ctc_loss_backward.Tensor"),
-          GPU, ATOMIC, UNCOVERED, None, None, (NN + "CTCLoss",), note="compute the loss on the CPU"),
+    Entry("CTC loss",
+          ("aten._ctc_loss.default", "aten._ctc_loss.Tensor", "aten._ctc_loss_backward.default",
+           "aten._ctc_loss_backward.Tensor"),
+          GPU, ATOMIC, SEGMENT, "ctc_loss", _test("ctc"), (NN + "CTCLoss",)),
+    Entry("CTC loss by cuDNN", ("aten._cudnn_ctc_loss.default", "aten._cudnn_ctc_loss.Tensor"), GPU, KERNEL, NATIVE,
+          "cudnn_ctc_loss", _test("ctc"), (NN + "CTCLoss",), is_left_to_cudnn),
 )  # fmt: skip
 
 KERNELS = (
