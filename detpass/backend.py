@@ -80,6 +80,7 @@ def detpass(
 
 
 detpass.reset = _torch_private.reset_cudagraphs  # type: ignore[attr-defined]  # torch._dynamo.reset calls it
+detpass.runs_rules = True  # type: ignore[attr-defined]  # torch_faults.trace_ctc_loss asks
 
 
 def _compile(
@@ -232,4 +233,4 @@ def _report_key(graph_module: fx.GraphModule, example_inputs: Iterable[Any], uui
 for _functional, _inplace in segment.ops.INPLACE_VARIANTS:
     _torch_private.register_inplace_variant(_functional, _inplace, 0)
 escapes.watch(detpass)
-trace_ctc_loss(detpass)
+trace_ctc_loss()

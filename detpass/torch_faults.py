@@ -72,8 +72,8 @@ class TorchFaults(_torch_private.custom_graph_pass_class()):  # type: ignore[mis
         return ("detpass.torch_faults", 2)
 
 
-def trace_ctc_loss(for_backend: Any) -> None:
-    """Let ``for_backend`` trace CTC loss, at which Dynamo ends the graph for every other backend (2.11 to 2.14).
+def trace_ctc_loss() -> None:
+    """Let backends with a true ``runs_rules`` trace CTC loss, at which Dynamo ends the graph otherwise (2.11 to 2.14).
 
     The loss has a known shape; the forward variables beside it do not, and get an empty stand-in, since the rule
     ``ctc_loss`` replaces every node that makes or reads them. Whether cuDNN serves a call is decided by data, too:
@@ -83,7 +83,7 @@ def trace_ctc_loss(for_backend: Any) -> None:
     def ours(function: Callable[..., Any]) -> Callable[..., Any]:
         def result(fake_mode: Any, overload: Any, *args: Any, **kwargs: Any) -> Any:
             found = _torch_private.compiling_backend()
-            if found is None or found[0] is not for_backend:
+            if found is None or not getattr(found[0], "runs_rules", False):
                 return NotImplemented
             with fake_mode:
                 return function(*args)

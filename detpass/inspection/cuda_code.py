@@ -155,7 +155,8 @@ class _World:
         self._stand_ins = StandIns(torch.device("cpu"))
         self._rules = RuleSet((*reversed(registered_rules()), *rules.BUILTIN_RULES))
         self._sources: dict[str, str] = {}
-        self.report = Report(compile_id=None) if settings.backend == "detpass" else None
+        self.runs_rules = settings.backend == "detpass"
+        self.report = Report(compile_id=None) if self.runs_rules else None
 
     def trace(self, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
         with (

@@ -49,6 +49,23 @@ def order(x, volume):
     return flat(line.cumsum(1), line.topk(3, 1)[0], line.kthvalue(3, 1)[0], torch.histc(line.detach(), 10))
 
 
+def test_ctc_loss_is_one_call_without_atomics():
+    lengths = torch.tensor([12, 9]), torch.tensor([3, 2])
+    targets = torch.randint(1, 6, (2, 3))
+
+    def loss(logits):
+        return F.ctc_loss(logits.log_softmax(-1), targets, *lengths)
+
+    code = cuda_code_with(
+        CudaSettings("detpass", compile_kernels=False), loss, [torch.randn(12, 2, 6, requires_grad=True)], {}
+    )
+    assert "detpass.ctc_loss_backward" in "".join(code.sources.values())
+    assert "aten._ctc_loss" not in "".join(code.sources.values())
+    assert not code.float_atomics
+    assert not code.float_scans
+    assert not code.nondeterministic_externs
+
+
 @pytest.mark.parametrize("function", [resampling, pooling, windows_and_pads, points, order])
 def test_nothing_nondeterministic_is_left(function):
     inputs = [torch.randn(2, 3, 16, 16, requires_grad=True), torch.randn(1, 2, 4, 5, 6, requires_grad=True)]
