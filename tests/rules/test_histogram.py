@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from detpass.errors import EscapeWarning, UncoveredError
 from detpass.rule import Safe, Treatment
 from detpass.rules.histogram import Histc, WeightedHistogram
 from tests.rules.compiled import compile_and_compare
@@ -80,3 +81,39 @@ def test_compiled():
         atol=1e-5,
     )
     assert records["aten.histogram.bin_ct"] == ("segment", "weighted_histogram")
+
+
+def weighted_count(x, weight):
+    return torch.bincount(x, weight.sin(), minlength=4) * 2
+
+
+def test_weighted_bincount_for_cuda_is_refused_with_the_way_around():
+    x, weight = torch.tensor([0, 3, 3, 1]), torch.rand(4)
+    torch._dynamo.reset()
+    compiled = torch.compile(weighted_count, backend="detpass", options={"target": "cuda"}, fullgraph=True)
+    captured = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+    with captured, pytest.raises(UncoveredError, match="index_add"):
+        compiled(x, weight)
+
+
+def test_the_way_around_weighted_bincount_gives_its_result():
+    torch.manual_seed(0)
+    x, weight = torch.randint(0, 9, (500,)), torch.rand(500, requires_grad=True)
+    records = compile_and_compare(
+        lambda x, weight: torch.zeros(9, dtype=weight.dtype).index_add(0, x, weight),
+        x, weight, rtol=1e-6, atol=1e-6,
+    )  # fmt: skip
+    want = torch.bincount(x, weight.detach(), minlength=9)
+    torch.testing.assert_close(torch.zeros(9).index_add(0, x, weight.detach()), want, rtol=1e-6, atol=1e-6)
+    assert records["aten.index_add.default"] == ("segment", "index_add")
+
+
+def test_weighted_bincount_on_a_cpu_is_left_alone_and_ends_a_graph_otherwise():
+    x, weight = torch.tensor([0, 3, 3, 1]), torch.rand(4)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(weighted_count, backend="detpass", fullgraph=True)
+        assert torch.equal(compiled(x, weight), weighted_count(x, weight))
+    torch._dynamo.reset()
+    with pytest.warns(EscapeWarning, match="graph break"):
+        assert torch.equal(torch.compile(weighted_count, backend="detpass")(x, weight), weighted_count(x, weight))
