@@ -327,3 +327,40 @@ def register_composite(overload: Any, function: Callable[..., Any]) -> None:
     from torch._C import DispatchKey
 
     overload.py_impl(DispatchKey.CompositeImplicitAutograd)(function)
+
+
+def guard_cpu_loop_split(active: Callable[[], bool]) -> None:
+    """Where ``active()``, keep Inductor's C++ code from splitting a loop by a divisor not known to divide its length.
+
+    ``CppScheduling.try_loop_split`` turns a loop over ``n`` whose index holds ``i // d`` into ``n // d`` loops over
+    ``d`` without asking whether ``d`` divides ``n``: the rest of the loop is never run.
+    """
+    from torch._inductor.codegen.cpp import CppScheduling
+
+    original = CppScheduling.try_loop_split
+
+    def try_loop_split(self: Any, nodes: list[Any]) -> list[Any]:
+        if active() and any(_leaves_a_rest(node) for node in nodes):
+            return nodes
+        split: list[Any] = original(self, nodes)
+        return split
+
+    CppScheduling.try_loop_split = try_loop_split  # type: ignore[method-assign]  # the guard is the point
+
+
+def _leaves_a_rest(scheduled: Any) -> bool:
+    """Whether an index of a scheduled CPU loop divides a loop variable by a number not known to divide its range."""
+    import sympy  # type: ignore[import-untyped]  # it has no stubs
+    from torch._inductor import ir
+    from torch.utils._sympy.functions import FloorDiv
+
+    if not isinstance(scheduled.node, ir.ComputedBuffer):
+        return False
+    (sizes, _), body, _ = scheduled.node.get_default_sizes_body()
+    size_of = dict(zip(body.iter_vars, sizes, strict=True))
+    return any(
+        division.args[0] in size_of and sympy.sympify(size_of[division.args[0]]) % division.args[1] != 0
+        for expression in body.indexing_exprs.values()
+        if isinstance(expression, sympy.Expr)
+        for division in expression.find(FloorDiv)
+    )

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from detpass import _torch_private, escapes, rules, segment
+from detpass import _torch_private, escapes, rules, segment, torch_faults
 from detpass.config import Options, split_options
 from detpass.errors import DetpassError, Refusal
 from detpass.graph_query import source_location
@@ -26,7 +26,7 @@ from detpass.rewriting.graph_pass import Rewriter
 from detpass.rewriting.lowering_audit import LoweringAudit
 from detpass.rewriting.registry import RuleSet, registered_rules
 from detpass.rewriting.report import Report, load, save
-from detpass.torch_faults import TorchFaults, trace_ctc_loss
+from detpass.torch_faults import TorchFaults
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +230,12 @@ def _report_key(graph_module: fx.GraphModule, example_inputs: Iterable[Any], uui
     return digest.hexdigest()
 
 
+def _compiles_ours() -> bool:
+    """Whether Inductor's settings at this moment are those of a compile by detpass."""
+    return isinstance(_torch_private.inductor_config()._pre_fusion_custom_pass, LoweringAudit)
+
+
 for _functional, _inplace in segment.ops.INPLACE_VARIANTS:
     _torch_private.register_inplace_variant(_functional, _inplace, 0)
 escapes.watch(detpass)
-trace_ctc_loss()
+torch_faults.install(_compiles_ours)

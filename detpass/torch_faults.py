@@ -1,6 +1,7 @@
-"""Faults of torch itself that a graph can be led around before Inductor's own passes meet it.
+"""Faults of torch itself that the graphs we compile are led around.
 
-Each function names the fault and the releases that have it. They run as Inductor's ``joint_custom_pre_pass``.
+Each function names the fault and the releases that have it. Those over a graph run as Inductor's
+``joint_custom_pre_pass``; the others are installed once (:func:`install`) and act in our compiles alone.
 """
 
 from __future__ import annotations
@@ -70,6 +71,16 @@ class TorchFaults(_torch_private.custom_graph_pass_class()):  # type: ignore[mis
 
     def uuid(self) -> Any:
         return ("detpass.torch_faults", 2)
+
+
+def install(compiles_ours: Callable[[], bool]) -> None:
+    """Lead around the faults that no graph pass can reach; ``compiles_ours`` says if Inductor works for us just now.
+
+    Inductor's C++ code drops the end of a loop over ``x[i // d]`` for ``d > 8`` that does not divide the length
+    (``x + b[torch.arange(n) // 16]`` for ``n = 1000``; 2.11 to 2.14).
+    """
+    _torch_private.guard_cpu_loop_split(compiles_ours)
+    trace_ctc_loss()
 
 
 def trace_ctc_loss() -> None:

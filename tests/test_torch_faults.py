@@ -1,0 +1,60 @@
+"""Faults of torch that our compiles are led around: the results are eager's, and other backends keep theirs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.rules.direct import bits
+
+DIVISORS = [(16, 1000), (100, 4099), (256, 1000), (256, 70000), (10, 1000)]
+
+
+def repeated(x, table, d):
+    return x + table[torch.arange(x.shape[0]) // d]
+
+
+def compiled(backend, **options):
+    torch._dynamo.reset()
+    return torch.compile(repeated, backend=backend, fullgraph=True, **options)
+
+
+@pytest.mark.parametrize(("d", "n"), DIVISORS, ids=str)
+def test_the_end_of_a_loop_over_quotients_is_computed(d, n):
+    torch.manual_seed(0)
+    x, table = torch.randn(n), torch.randn(n // d + 1)
+    assert torch.equal(bits(compiled("detpass")(x, table, d)), bits(repeated(x, table, d)))
+
+
+def test_and_with_symbolic_lengths():
+    torch.manual_seed(0)
+    run = compiled("detpass", dynamic=True)
+    for n in (1000, 1600, 777):
+        x, table = torch.randn(n), torch.randn(n // 16 + 1)
+        assert torch.equal(bits(run(x, table, 16)), bits(repeated(x, table, 16)))
+
+
+def test_and_in_the_backward():
+    torch.manual_seed(0)
+    x, table = torch.randn(1000), torch.randn(63, requires_grad=True)
+
+    def loss(x, table):
+        spread = x.sin() * table.repeat_interleave(16)[:1000]
+        return spread + (x.cos() * table[torch.arange(1000) // 16]).sin()
+
+    want = torch.autograd.grad(loss(x, table).sum(), table)[0]
+    torch._dynamo.reset()
+    got = torch.autograd.grad(torch.compile(loss, backend="detpass")(x, table).sum(), table)[0]
+    # Sixteen float32 terms of size 1 in another order.
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_other_backends_are_left_as_torch_made_them():
+    """When this fails, torch mended the fault: name the last release that has it and drop the guard after it."""
+    torch.manual_seed(0)
+    x, table = torch.randn(1000), torch.randn(63)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        got = compiled("inductor")(x, table, 16)
+    wrong = (got != repeated(x, table, 16)).nonzero().flatten().tolist()
+    assert wrong
+    assert min(wrong) >= 992, "the loop's end alone"
