@@ -4,8 +4,8 @@ A third part of ``_torch_private.py``, under the same rule. Tested on torch 2.11
 
 Inductor generates Triton source for CUDA from metadata alone, but asks the machine on the way: how many
 multiprocessors, which capability, which Triton driver. :func:`offline_cuda` answers for a GPU that is not here.
-No operator is ever dispatched on a CUDA fake tensor: in a CPU build of torch many abort the process, for want of a
-device guard. So graphs are traced on the CPU and moved by :func:`retargeted`, which rewrites metadata only.
+Graphs are traced on the CPU, whose kernels are there, and moved by :func:`retargeted`, which rewrites metadata only.
+Inductor's own passes dispatch operators on the fake CUDA tensors that this makes: see ``_torch_private_guard.py``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from detpass import _torch_private
+from detpass._torch_private_guard import cuda_guard
 
 _DEVICE = torch.device("cuda", 0)
 
@@ -184,6 +185,7 @@ def offline_cuda(gpu: Gpu) -> Iterator[None]:
     }
     with contextlib.ExitStack() as stack:
         stack.callback(_forget)
+        stack.enter_context(cuda_guard())
         stack.enter_context(_active_driver(gpu))
         for patch in _patches(gpu):
             stack.enter_context(patch)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from detpass import _torch_private_cuda
+from detpass import _torch_private_cuda, _torch_private_guard
 from detpass.errors import ConfigurationError, InspectionError
 from detpass.inspection.cuda_code import CudaSettings, cuda_code, cuda_code_with
 
@@ -147,6 +148,43 @@ def test_operators_left_to_aten_are_found() -> None:
     assert plain.float_atomics == ()
     ours = cuda_code_with(CudaSettings(compile_kernels=False), fn, (*inputs, source))
     assert ours.nondeterministic_externs == ()
+
+
+def _written_through_a_slice(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[1:3] = x[:2] * 2
+    return y.sin()
+
+
+def _column(x: Tensor) -> Tensor:
+    return torch.zeros(9).index_put((torch.arange(8) % 3,), x[:, 0], accumulate=True)
+
+
+def _circular(x: Tensor) -> Tensor:
+    return torch.nn.functional.pad(x[None, None], (1, 2, 1, 2), mode="circular").sin()
+
+
+@pytest.mark.parametrize("function", [_written_through_a_slice, _column, _circular])
+@pytest.mark.parametrize("backend", ["detpass", "inductor"])
+def test_writes_through_views(function: Callable[[Tensor], Tensor], backend: str) -> None:
+    """Inductor's passes copy into views of fake CUDA tensors, for which a CPU build of torch has no device guard."""
+    settings = CudaSettings(backend, compile_kernels=False)
+    code = cuda_code_with(settings, function, (torch.randn(8, 3, requires_grad=True),))
+    assert sorted(code.sources) == ["backward0", "forward0"]
+    assert code.deterministic == (backend == "detpass" or function is not _column)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="a CUDA build of torch has the guard itself")
+def test_the_borrowed_guard_is_given_back() -> None:
+    def copied() -> Tensor:
+        with torch._subclasses.fake_tensor.FakeTensorMode():
+            source = torch.empty(4, device="cuda")
+            return torch.empty(4, device="cuda").copy_(source)
+
+    with _torch_private_guard.cuda_guard():
+        assert copied().device.type == "cuda"
+    with pytest.raises(RuntimeError, match="not linked with support for cuda"):
+        copied()
 
 
 def test_other_capabilities() -> None:
