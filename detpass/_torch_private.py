@@ -356,8 +356,8 @@ def _leaves_a_rest(scheduled: Any) -> bool:
 
     if not isinstance(scheduled.node, ir.ComputedBuffer):
         return False
-    (sizes, _), body, _ = scheduled.node.get_default_sizes_body()
-    size_of = dict(zip(body.iter_vars, sizes, strict=True))
+    _, body, _ = scheduled.node.get_default_sizes_body()
+    size_of = body.var_ranges
     return any(
         division.args[0] in size_of and sympy.sympify(size_of[division.args[0]]) % division.args[1] != 0
         for expression in body.indexing_exprs.values()

@@ -26,6 +26,18 @@ def test_the_end_of_a_loop_over_quotients_is_computed(d, n):
     assert torch.equal(bits(compiled("detpass")(x, table, d)), bits(repeated(x, table, d)))
 
 
+def test_loops_with_reductions_of_several_sizes_still_compile():
+    torch.manual_seed(0)
+    q, k, mask = torch.randn(2, 16, 8), torch.randn(2, 16, 8), torch.randn(16, 16)
+
+    def attention(q, k, mask):
+        return (q @ k.transpose(1, 2) + mask).softmax(-1) * (torch.arange(16) // 9)
+
+    got = torch.compile(attention, backend="detpass", fullgraph=True)(q, k, mask)
+    # A softmax over 16 values.
+    torch.testing.assert_close(got, attention(q, k, mask), rtol=1e-5, atol=1e-6)
+
+
 def test_and_with_symbolic_lengths():
     torch.manual_seed(0)
     run = compiled("detpass", dynamic=True)
