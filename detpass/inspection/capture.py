@@ -151,7 +151,7 @@ class _Tracer:
         return _torch_private_capture.hint(value) if isinstance(value, torch.SymInt) else value
 
 
-class _Visitor(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]
+class _Visitor(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]  # a base class looked up at run time
     """The visit as a graph pass of Inductor."""
 
     def __init__(self, visit: Visit) -> None:
@@ -164,7 +164,7 @@ class _Visitor(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]
         return None  # caches are off
 
 
-class _Partitioner(_torch_private_capture.custom_partitioner_class()):  # type: ignore[misc]
+class _Partitioner(_torch_private_capture.custom_partitioner_class()):  # type: ignore[misc]  # looked up at run time
     """Takes the joint graph after Inductor's joint passes; partitions it only where tracing has to go on."""
 
     def __init__(self, tracer: _Tracer, last: bool) -> None:

@@ -17,7 +17,7 @@ from detpass.environment import Level
 from detpass.inspection.layout import Drawing, place, shortened
 from detpass.inspection.pictures import Picture, PictureNode
 from detpass.inspection.records import InspectionRecord
-from detpass.inspection.render_text import grouped, headline, short_path, size, verdict
+from detpass.inspection.render_text import explained, grouped, headline, short_path, size, verdict
 from detpass.inspection.report import InspectionReport
 from detpass.rule import Treatment
 
@@ -71,6 +71,7 @@ def as_html(report: InspectionReport) -> str:
         findings=[f for f in report.environment if f.level is not Level.OK],
         environment=report.environment,
         short_path=short_path,
+        explained=explained,
         size=size,
         kinds=KINDS,
         style=Markup(_resource("report.css")),

@@ -98,6 +98,12 @@ def _unread_kinds(report: InspectionReport) -> list[str]:
     return [kind for kind, unread in kinds.items() if unread]
 
 
+def explained(record: InspectionRecord) -> str:
+    """A record's reason; said beside it, when the node repeats on this device without its rewrite."""
+    rewritten = record.repeats and record.treatment is not Treatment.SAFE
+    return f"{record.reason} (repeats on {record.device} as it stands)" if rewritten else record.reason
+
+
 def grouped(records: tuple[InspectionRecord, ...]) -> list[list[InspectionRecord]]:
     """Records that agree in place, operator, phase, treatment and rule, in order of first appearance."""
     groups: dict[tuple[object, ...], list[InspectionRecord]] = {}
@@ -140,7 +146,7 @@ def _records(report: InspectionReport, width: int) -> Table:
     table.add_column("time", justify="right", width=6, no_wrap=True)
     for group in grouped(report.records):
         first = group[0]
-        why = Text(first.reason)
+        why = Text(explained(first))
         if first.rule:
             why.append(f"\n{first.rule}", style="dim")
         table.add_row(
@@ -163,7 +169,7 @@ def _list(report: InspectionReport, width: int) -> Table:
         table.add_row(Text(foldable(f"  {first.op.removesuffix('.default')}", width)))
         table.add_row(Text(f"  {_what(group)}", style="dim"))
         rule = f" by {first.rule}" if first.rule else ""
-        table.add_row(Text(f"  {first.treatment}{rule}: ", style=STYLES[first.treatment]).append(first.reason))
+        table.add_row(Text(f"  {first.treatment}{rule}: ", style=STYLES[first.treatment]).append(explained(first)))
         table.add_row("")
     return table
 
