@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from detpass.reproducibility.targets import load_target
 
 ROWS, PLACES, WIDTH = 50_000, 7, 24
 
@@ -112,6 +115,30 @@ CASES: tuple[TruthCase, ...] = (
     _module("linear layers", lambda: nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, 3)), _rows),
     _module("convolution and batch norm", lambda: nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)),
             lambda: _image(4, 8, 24, 24)),
+    _over("index_fill", lambda x, i: x[:900].index_fill(0, i[:600] * 7, 2.0).sin(), _rows, _places),
+    _over("put_ accumulate", lambda x, i: torch.zeros(PLACES).put_(i, x[:, 0], accumulate=True), _rows, _places),
+    _over("scatter_reduce prod", lambda x, i: _zeros().scatter_reduce(0, _wide(i), x * 1e-3 + 1, "prod"), _fixed,
+          _places),
+    _unary("unfold backward", lambda x: _mixed(x.unfold(0, 7, 3)), ROWS, 4),
+    _unary("nearest backward", lambda x: _mixed(F.interpolate(x, scale_factor=2.5)), 2, 8, 20, 20),
+    _unary("bicubic backward", lambda x: _mixed(F.interpolate(x, scale_factor=2.5, mode="bicubic")), 2, 8, 20, 20),
+    _unary("antialiased backward", lambda x: _mixed(F.interpolate(x, size=9, mode="bilinear", antialias=True)), 2, 8,
+           20, 20),
+    _unary("cumprod backward", lambda x: _mixed((x * 1e-3 + 1).cumprod(0)), ROWS, 4),
+    _unary("median", lambda x: _mixed(x.round().median(0).values), ROWS, 4),
+    _unary("norms and variance", lambda x: x.norm(dim=0).sum() + x.var(0).sin() + F.layer_norm(x, (WIDTH,)).sum(0),
+           ROWS, WIDTH),
     _unary("attention", lambda x: F.scaled_dot_product_attention(x, x, x).sin(), 2, 4, 128, 16),
 )  # fmt: skip
 """One for each node family; the truth test runs them all."""
+
+
+def example(path: Path) -> TruthCase:
+    """The model and inputs that an example's factory makes, inspected as the file would be from the command line."""
+    return TruthCase(f"examples/{path.name}", lambda: load_target(f"{path}:factory")())
+
+
+EXAMPLES = tuple(
+    example(path) for path in sorted(Path(__file__).parents[2].glob("examples/*.py")) if "def factory(" in path.read_text()
+)
+"""The models of the examples."""
