@@ -21,12 +21,15 @@ from detpass.backend import FIXED_SETTINGS, RewritePass
 from detpass.config import Options
 from detpass.errors import ConfigurationError, DetpassError, InspectionError, Refusal
 from detpass.inspection.cuda_text import Atomic, ExternCall, KernelText, Scan, extern_calls, kernels, read_kernel
+from detpass.inspection.extern_hazards import operator_name
 from detpass.inspection.stand_in import StandIns, modules_of, standing_in, uncompiled
-from detpass.rewriting.graph_pass import Rewriter
+from detpass.rewriting.graph_pass import DECIDED, Rewriter
 from detpass.rewriting.registry import RuleSet, registered_rules
 from detpass.rewriting.report import Report
 
 BACKENDS = ("detpass", "inductor")
+UNDECIDED = "uncovered"
+"""How the engine's mark on a node starts that no rule took; also our word for a node without a mark."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,9 @@ def cuda_code_with(
     read = [(kernel, read_kernel(graph, kernel, *texts.get(kernel.source, ("", "", "")))) for graph, kernel in found]
     atomics = [(atomic, bool(kernel.scans)) for _, kernel in read for atomic in kernel.atomics]
     locks = {atomic for atomic, in_scan in atomics if atomic.operation in ("exch", "cas") and not in_scan}
-    calls = tuple(call for graph, source in sources.items() for call in extern_calls(graph, source))
+    calls = tuple(
+        call for graph, source in sources.items() for call in extern_calls(graph, source, world.proved[graph])
+    )
     return CudaCode(
         sources=sources,
         float_atomics=tuple(atomic for atomic, _ in atomics if atomic.operation == "fadd"),
@@ -155,6 +160,7 @@ class _World:
         self._stand_ins = StandIns(torch.device("cpu"))
         self._rules = RuleSet((*reversed(registered_rules()), *rules.BUILTIN_RULES))
         self._sources: dict[str, str] = {}
+        self.proved: dict[str, frozenset[str]] = {}
         self.runs_rules = settings.backend == "detpass"
         self.report = Report(compile_id=None) if self.runs_rules else None
 
@@ -198,6 +204,7 @@ class _World:
         def inner(lowered: fx.GraphModule, inputs: Any, **options: Any) -> Any:
             inference = bool(options.get("is_inference"))
             kind = "backward" if options.get("is_backward") else "inference" if inference else "forward"
+            self.proved[f"{kind}{number}"] = _proved(lowered)
             moved, moved_inputs = _torch_private_cuda.retargeted(lowered, inputs)
             with _torch_private_cuda.offline_cuda(self._gpu):
                 self._sources[f"{kind}{number}"] = _torch_private_cuda.generate(moved, moved_inputs, **options)
@@ -242,6 +249,17 @@ class _World:
                 except _torch_private_cuda.triton_errors() as error:
                     texts[source] = ("", "", f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
         return texts
+
+
+def _proved(graph_module: fx.GraphModule) -> frozenset[str]:
+    """The names of operators of which the engine settled every call in a graph, and left none as uncovered."""
+    settled: dict[str, bool] = {}
+    for module in graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            if node.op == "call_function":
+                name, decided = operator_name(str(node.target)), str(node.meta.get(DECIDED, UNDECIDED))
+                settled[name] = settled.get(name, True) and not decided.startswith(UNDECIDED)
+    return frozenset(name for name, all_settled in settled.items() if all_settled)
 
 
 def _entry(target: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from detpass.inspection.extern_hazards import hazard_of
+from detpass.inspection.extern_hazards import hazard_of, operator_name
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,11 @@ def _in_source(text: str) -> Iterator[tuple[str, str]]:
         yield ("fadd" if operation == "add" and floating else operation), dtype
 
 
-def extern_calls(graph: str, source: str) -> list[ExternCall]:
-    """The operators that the generated module calls, without allocation and device bookkeeping."""
+def extern_calls(graph: str, source: str, proved: Collection[str] = ()) -> list[ExternCall]:
+    """The operators that the generated module calls, without allocation and device bookkeeping.
+
+    ``proved`` names operators (:func:`operator_name`) of which every call in the graph was proved to repeat.
+    """
     found = []
     exact = {name for name, dtype in _BUFFER.findall(source) if dtype.startswith(("int", "uint", "bool"))}
     for node in ast.walk(ast.parse(source)):
@@ -199,7 +202,8 @@ def extern_calls(graph: str, source: str) -> list[ExternCall]:
         arguments = [ast.unparse(argument) for argument in node.args]
         keywords = {keyword.arg or "": ast.unparse(keyword.value) for keyword in node.keywords}
         integers = bool(arguments) and arguments[0] in exact
-        found.append(ExternCall(graph, name, node.lineno, hazard_of(name, arguments, keywords, integers)))
+        hazard = None if operator_name(name) in proved else hazard_of(name, arguments, keywords, integers)
+        found.append(ExternCall(graph, name, node.lineno, hazard))
     return sorted(found, key=lambda call: call.line)
 
 

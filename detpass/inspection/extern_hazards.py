@@ -1,92 +1,72 @@
-"""Which operators that generated CUDA code calls are nondeterministic there, by name.
+"""Which operators that generated CUDA code calls are nondeterministic there, by the catalogue of ``detpass/rules``.
 
-Generated code is text: it has names and arguments, no nodes. The catalogue of ``detpass/rules`` is asked first; the
-table here adds the names that Inductor gives to in-place and grouped forms of the same operators.
+Generated code is text: it has names and arguments, no nodes. So a row's condition on nodes is asked of the text here,
+and an operator is found under any of its names (in place, with ``out=``, of ATen's own or of Inductor's).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-_ATOMIC = "adds by atomics in an order that differs from run to run"
-_DUPLICATES = "writers of one place race; which one wins differs from run to run"
-_CUDNN = "cuDNN may pick an algorithm that adds by atomics unless torch.backends.cudnn.deterministic is set"
-_ATTENTION = "the backward kernel adds the query's gradient by atomics"
-_LOOK_BACK = "its scan combines blocks in an order that differs from run to run"
-_TIES = "which of several equal values is returned differs from run to run"
+from detpass.rule import Treatment
+from detpass.rules import catalogue
+from detpass.rules.catalogue import CUDA, Entry
 
-_WHY: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            "index_add",
-            "index_reduce",
-            "scatter_add",
-            "scatter_reduce",
-            "put",
-            "_embedding_bag_backward",
-            "embedding_bag_backward",
-            "_embedding_bag_dense_backward",
-            "_embedding_bag_per_sample_weights_backward",
-            "adaptive_avg_pool2d_backward",
-            "_adaptive_avg_pool2d_backward",
-            "_adaptive_avg_pool3d_backward",
-            "adaptive_max_pool2d_backward",
-            "adaptive_max_pool3d_backward",
-            "avg_pool3d_backward",
-            "fractional_max_pool2d_backward",
-            "fractional_max_pool3d_backward",
-            "max_pool2d_with_indices_backward",
-            "max_pool3d_with_indices_backward",
-            "max_unpool2d",
-            "max_unpool3d",
-            "upsample_linear1d_backward",
-            "upsample_bilinear2d_backward",
-            "upsample_bicubic2d_backward",
-            "upsample_trilinear3d_backward",
-            "upsample_nearest1d_backward",
-            "upsample_nearest2d_backward",
-            "upsample_nearest3d_backward",
-            "_upsample_bilinear2d_aa_backward",
-            "_upsample_bicubic2d_aa_backward",
-            "grid_sampler_2d_backward",
-            "grid_sampler_3d_backward",
-            "reflection_pad1d_backward",
-            "reflection_pad2d_backward",
-            "reflection_pad3d_backward",
-            "replication_pad1d_backward",
-            "replication_pad2d_backward",
-            "replication_pad3d_backward",
-            "_ctc_loss_backward",
-            "_cudnn_ctc_loss",
-            "histc",
-            "segment_reduce",
-            "_segment_reduce_backward",
-            "nll_loss2d_forward",
-            "col2im",
-            "_thnn_fused_lstm_cell_backward",
-            "roi_align",
-            "_roi_align_backward",
-            "roi_pool",
-            "_roi_pool_backward",
-            "ps_roi_align",
-        ),
-        _ATOMIC,
-    ),
-    **dict.fromkeys(("scatter", "index_copy", "masked_scatter"), _DUPLICATES),
-    **dict.fromkeys(("convolution_backward", "cudnn_convolution_transpose"), _CUDNN),
-    **dict.fromkeys(
-        (
-            "_scaled_dot_product_flash_attention_backward",
-            "_scaled_dot_product_efficient_attention_backward",
-            "_scaled_dot_product_cudnn_attention_backward",
-            "_flash_attention_backward",
-            "_efficient_attention_backward",
-        ),
-        _ATTENTION,
-    ),
-    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), _LOOK_BACK),
-    **dict.fromkeys(("kthvalue", "median", "nanmedian", "mode"), _TIES),
+_FAMILIES: Mapping[str, str] = {
+    "_unsafe_index_put": "index_put",
+    "_index_put_impl": "index_put",
+    "put": "index_put",
+    "embedding_bag_backward": "_embedding_bag_backward",
+    "embedding_backward": "embedding_dense_backward",
+    "adaptive_avg_pool2d_backward": "_adaptive_avg_pool2d_backward",
+    "adaptive_avg_pool3d_backward": "_adaptive_avg_pool3d_backward",
+    "cudnn_convolution_transpose": "convolution",
 }
+"""Names under which generated code may call an operator of the catalogue, with the catalogue's name."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    name: str
+    arguments: Sequence[str]
+    keywords: Mapping[str, str]
+    integers: bool
+
+    def given(self, keyword: str, position: int | None = None, default: str = "None") -> str:
+        """The text of an argument, by keyword or position."""
+        if position is not None and len(self.arguments) > position:
+            return self.arguments[position]
+        return self.keywords.get(keyword, default)
+
+    @property
+    def weighted(self) -> bool:
+        return self.given("weights", 1) != "None"
+
+
+_CONDITIONS: Mapping[Callable[..., bool], Callable[[_Call], bool]] = {
+    catalogue.always: lambda call: True,
+    catalogue.is_inexact: lambda call: not call.integers,
+    catalogue.has_weights: lambda call: call.weighted,
+    catalogue.is_transposed: lambda call: (
+        call.name == "cudnn_convolution_transpose" or call.given("transposed", 6, "False") == "True"
+    ),
+    catalogue.is_unstable: lambda call: call.given("stable", 1, "False") != "True",
+    catalogue.is_left_to_cudnn: lambda call: call.given("deterministic", 5, "False") != "True",
+    catalogue.captures_gradients: lambda call: True,
+}
+"""The catalogue's conditions on a node, as conditions on a call's text."""
+
+
+@functools.lru_cache(maxsize=1)
+def _rows() -> Mapping[str, tuple[Entry, ...]]:
+    found: dict[str, list[Entry]] = {}
+    for entry in catalogue.entries():
+        if CUDA in entry.devices and entry.treatment is not Treatment.SAFE:
+            for name in dict.fromkeys(map(operator_name, entry.ops)):
+                found.setdefault(name, []).append(entry)
+    return {name: tuple(rows) for name, rows in found.items()}
 
 
 def hazard_of(
@@ -95,25 +75,37 @@ def hazard_of(
     keywords: Mapping[str, str] | None = None,
     integers: bool = False,
 ) -> str | None:
-    """Why a call is nondeterministic on CUDA, or None.
+    """Why a call is nondeterministic on CUDA, in the catalogue's words, or None.
 
     ``operator`` is dotted as in generated code, arguments are text. ``integers`` says that the first argument holds
     integers, whose sums do not depend on order.
     """
-    name, given = base_name(operator), keywords or {}
     if operator.startswith("torch.ops.detpass."):
         return None
-    if name in ("index_put", "_unsafe_index_put", "_index_put_impl"):
-        accumulate = given.get("accumulate") or (arguments[3] if len(arguments) > 3 else "False")
-        why: str | None = _DUPLICATES if accumulate == "False" else _ATOMIC
-    elif name == "convolution":
-        why = _CUDNN if given.get("transposed") == "True" else None
-    elif name == "bincount":  # without weights it counts, which is exact
-        weights = given.get("weights") or (arguments[1] if len(arguments) > 1 else "None")
-        why = None if weights == "None" else _ATOMIC
-    else:
-        why = _WHY.get(name)
-    return None if integers and why in (_ATOMIC, _LOOK_BACK) else why
+    call = _Call(base_name(operator), arguments, keywords or {}, integers)
+    for entry in _candidates(operator):
+        if operator_name(operator) == "index_put" and _accumulates(call) == (entry.applies is catalogue.always):
+            continue  # one name, two operators: adding and writing
+        if _CONDITIONS[entry.applies](call):
+            return f"{entry.why}; {entry.note}" if entry.note else entry.why
+    return None
+
+
+def _candidates(operator: str) -> Sequence[Entry]:
+    """The rows of an operator; of one of its overloads where the text names one that a row lists."""
+    rows = _rows().get(operator_name(operator), ())
+    exact = [entry for entry in rows if operator.removeprefix("torch.ops.") in entry.ops]
+    return exact or rows
+
+
+def _accumulates(call: _Call) -> bool:
+    return call.given("accumulate", 3, "False") != "False"
+
+
+def operator_name(operator: str) -> str:
+    """The catalogue's name of an operator that text or a node names: ``index_put`` for ``aten._unsafe_index_put``."""
+    name = base_name(operator)
+    return _FAMILIES.get(name, name)
 
 
 def base_name(operator: str) -> str:

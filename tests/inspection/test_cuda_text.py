@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from detpass.inspection.cuda_text import Atomic, KernelText, extern_calls, kernels, read_kernel
-from detpass.inspection.extern_hazards import base_name, hazard_of
+from detpass.inspection.extern_hazards import _CONDITIONS, base_name, hazard_of
+from detpass.rule import Treatment
+from detpass.rules import catalogue
 
 MODULE = """
 async_compile = AsyncCompile()
@@ -115,8 +117,44 @@ def test_operators_are_listed_in_program_order_with_their_hazard() -> None:
         ("extern_kernels.convolution", True),
     ]
     reasons = [call.hazard for call in calls if call.operator == "aten.index_put_"]
-    assert "atomics" in str(reasons[0])
-    assert "race" in str(reasons[2])
+    assert "add into shared places" in str(reasons[0])
+    assert "several writers of one place" in str(reasons[2])
+
+
+def test_what_was_proved_of_every_call_in_a_graph_is_no_hazard() -> None:
+    hazards = {call.operator for call in extern_calls("g", MODULE, {"index_put", "mm"}) if call.hazard}
+    assert hazards == {"torch.ops.aten.scatter_reduce_.two", "extern_kernels.convolution"}
+
+
+def test_every_row_of_the_catalogue_for_cuda_is_known_by_its_operators() -> None:
+    for entry in catalogue.entries():
+        assert entry.applies in _CONDITIONS, f"{entry.what}: its condition has no form for text"
+        for op in entry.ops if catalogue.CUDA in entry.devices else ():
+            expected = entry.treatment is not Treatment.SAFE
+            weights = {"weights": "w", "transposed": "True", "accumulate": str(entry.applies is not catalogue.always)}
+            assert (hazard_of(f"torch.ops.{op}", ["x"], weights) is not None) == expected, op
+
+
+@pytest.mark.parametrize(
+    ("operator", "keywords", "integers", "hazard"),
+    [
+        ("torch.ops.aten.sort.stable", {"stable": "True"}, False, False),
+        ("torch.ops.aten.sort.stable", {"stable": "False"}, False, True),
+        ("torch.ops.aten.sort.default", {}, False, True),
+        ("torch.ops.aten.bincount.default", {}, True, False),
+        ("torch.ops.aten.bincount.default", {"weights": "buf1"}, True, True),
+        ("torch.ops.aten.cumsum.default", {}, True, False),
+        ("torch.ops.aten.cumsum.default", {}, False, True),
+        ("aten.index_put_", {"accumulate": "True"}, True, False),
+        ("aten.index_put_", {"accumulate": "False"}, True, True),
+        ("extern_kernels.convolution", {"transposed": "False"}, False, False),
+        ("aten.embedding_backward", {}, False, True),
+    ],
+)
+def test_conditions_of_rows_are_read_from_text(
+    operator: str, keywords: dict[str, str], integers: bool, hazard: bool
+) -> None:
+    assert (hazard_of(operator, ["x"], keywords, integers) is not None) == hazard
 
 
 def test_names_are_the_same_in_every_spelling() -> None:
