@@ -89,6 +89,7 @@ def _compile(
     settings = _torch_private.inductor_settings()
     own, patches = split_options(options, settings, _torch_private.inductor_setting_type)
     escapes.check_settings(patches, settings)
+    escapes.check_cublas({str(own.target), *(x.device.type for x in example_inputs if isinstance(x, torch.Tensor))})
     compile_id = _torch_private.current_compile_id()
     report = Report(compile_id=compile_id, order=(segment.CHUNK_ROWS, segment.FAN_IN))
     message = escapes.graph_break_message(graph_module)

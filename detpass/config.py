@@ -7,6 +7,7 @@ separates what detpass knows from what Inductor knows and refuses the rest.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -16,6 +17,13 @@ import torch
 from detpass.errors import ConfigurationError
 
 POLICIES = ("error", "warn", "ignore")
+CUBLAS_SETTING = "CUBLAS_WORKSPACE_CONFIG"
+CUBLAS_ADVICE = f"set {CUBLAS_SETTING}=:4096:8 before the first CUDA call: streams that share a workspace change bits"
+
+
+def cublas_repeats() -> bool:
+    """Whether the environment gives cuBLAS a workspace with which its results repeat on several streams."""
+    return os.environ.get(CUBLAS_SETTING) in (":4096:8", ":16:8")
 
 
 @dataclass(frozen=True)

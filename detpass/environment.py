@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from detpass import _torch_private
+from detpass.config import CUBLAS_ADVICE, CUBLAS_SETTING, cublas_repeats
 
 SUPPORTED_TORCH = ((2, 11), (2, 14))
 """The first and the last release of torch that detpass is tested on."""
@@ -130,14 +131,11 @@ def _global_flag() -> Finding:
 
 
 def _cublas() -> Finding:
-    value = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    if value in (":4096:8", ":16:8"):
-        return Finding("CUBLAS_WORKSPACE_CONFIG", value)
-    level = Level.WARNING if torch.cuda.is_available() else Level.OK
-    advice = (
-        "set it to :4096:8 before the first CUDA call when several streams are used" if level is not Level.OK else ""
-    )
-    return Finding("CUBLAS_WORKSPACE_CONFIG", value or "unset", level, advice)
+    value = os.environ.get(CUBLAS_SETTING) or "unset"
+    if cublas_repeats():
+        return Finding(CUBLAS_SETTING, value)
+    cuda = torch.cuda.is_available()
+    return Finding(CUBLAS_SETTING, value, Level.WARNING if cuda else Level.OK, CUBLAS_ADVICE if cuda else "")
 
 
 def _tf32() -> Finding:

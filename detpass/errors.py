@@ -55,6 +55,10 @@ class UncoveredWarning(DetpassWarning):
     """A nondeterministic operation was left as it is (``on_uncovered="warn"``)."""
 
 
+class EnvironmentWarning(DetpassWarning):
+    """A setting of the process can cost repeatability."""
+
+
 class KernelBuildWarning(DetpassWarning):
     """The native CPU kernels could not be built; a slower form with the same bits is used."""
 

@@ -9,13 +9,15 @@ remedy there.
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from detpass import _torch_private
-from detpass.errors import ConfigurationError, EscapeError, EscapeWarning
+from detpass.config import CUBLAS_ADVICE, CUBLAS_SETTING, cublas_repeats
+from detpass.errors import ConfigurationError, EnvironmentWarning, EscapeError, EscapeWarning
 
 PASS_NAME = "joint_custom_post_pass"
 
@@ -52,6 +54,18 @@ def check_settings(patches: Mapping[str, Any], settings: Mapping[str, Any]) -> N
             f"disabled_passes={disabled!r} (or TORCHINDUCTOR_DISABLED_PASSES) skips the rewrite; "
             f"remove {PASS_NAME} from it"
         )
+
+
+def check_cublas(devices: Iterable[str]) -> None:
+    """Warn, once in a process, when code for CUDA is compiled and cuBLAS is not set up to repeat."""
+    if "cuda" in devices and not cublas_repeats():
+        _warn_of_cublas()
+
+
+@functools.cache
+def _warn_of_cublas() -> None:
+    message = f"{CUBLAS_SETTING} is not set for repeatable results; {CUBLAS_ADVICE}"
+    warnings.warn(message, EnvironmentWarning, stacklevel=4)
 
 
 class FallbackWatcher(logging.Filter):

@@ -148,7 +148,8 @@ KERNELS = (
     Entry("cuDNN and MIOpen RNN backward", _backwards("_cudnn_rnn", "miopen_rnn"), GPU,
           "cuDNN may choose an algorithm that adds atomically", NATIVE, "deterministic_kernel", _test("native")),
     Entry("flex_attention, gradients of captured tensors", ("flex_attention_backward",), GPU, ATOMIC, UNCOVERED,
-          note="add a learned bias outside of flex_attention's score function", applies=captures_gradients),
+          None, "tests/rules/test_flex_attention.py", applies=captures_gradients,
+          note="scaled_dot_product_attention with attn_mask=bias[index] has the same gradient as a segment sum"),
 )  # fmt: skip
 
 ROWS = (*ACCUMULATIONS, *SPATIAL, *ORDER, *KERNELS)

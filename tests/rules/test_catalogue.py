@@ -96,6 +96,22 @@ def test_an_uncovered_hazard_says_what_to_do_instead():
     assert "index_add" in hazard(node, CUDA)
 
 
+def test_the_page_of_operations_is_current():
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert markdown() in page, "run scripts/fill_operations.py"
+
+
+def test_an_operation_that_torch_documents_anew_would_be_missed(monkeypatch):
+    text = torch.use_deterministic_algorithms.__doc__
+    added = text.replace("* :class:`torch.nn.MaxPool3d`", "* :func:`torch.shuffled_sum`\n* :class:`torch.nn.MaxPool3d`")
+    assert added != text
+    function = lambda: None  # noqa: E731  # something with a docstring of its own
+    function.__doc__ = added
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", function)
+    with pytest.raises(AssertionError, match="shuffled_sum"):
+        test_every_operation_that_torch_documents_has_a_row()
+
+
 def test_the_table_has_a_line_for_each_row():
     lines = markdown().splitlines()
     assert len(lines) == 2 + len(entries())
