@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,20 +79,38 @@ def command(
 
 
 def _inspect(subject: str, settings: Settings) -> InspectionReport:
+    from detpass.errors import InspectionError
     from detpass.inspection import inspect_with
 
     if Path(subject).suffix in FILE_SUFFIXES and ":" not in Path(subject).name:
-        return inspect_with(settings, Path(subject))
+        try:
+            return inspect_with(settings, Path(subject))
+        except InspectionError as error:
+            if not subject.endswith(".py"):
+                raise
+            raise InspectionError(
+                f"{error}. For a model that the file makes, name its factory: {subject}:NAME"
+            ) from error
     model, args, kwargs = _made(subject)
     return inspect_with(settings, model, args, kwargs)
 
 
 def _made(subject: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Call the factory. Raises InspectionError when it returns no model with example inputs."""
-    from detpass.errors import InspectionError
+    """Call the factory. Raises InspectionError when it fails or returns no model with example inputs."""
+    from detpass.errors import DetpassError, InspectionError
     from detpass.reproducibility.targets import load_target
 
-    made = load_target(subject)()
+    factory = load_target(subject)
+    try:
+        made = factory()
+    except DetpassError:
+        raise
+    except Exception as error:  # the border to the user's code, which may raise anything
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise InspectionError(
+            f"{subject} failed at {last.filename}:{last.lineno} ({type(error).__name__}: {error}); expected a factory "
+            "that takes no arguments and returns (model, (inputs...))"
+        ) from error
     expected = "expected (model, (inputs...)) or (model, (inputs...), {keyword inputs})"
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
         raise InspectionError(f"{subject} returned {_named(made)}; {expected}")

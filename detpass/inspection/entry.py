@@ -91,7 +91,9 @@ def _graphs(
         placeholders = [node for node in subject.graph.nodes if node.op == "placeholder"]
         if not all("val" in node.meta for node in placeholders):
             raise InspectionError(
-                f"{type(subject).__name__} says nothing of its inputs (no meta['val']); give example inputs beside it"
+                f"{type(subject).__name__} says nothing of its inputs (no meta['val']; a saved one keeps none): "
+                "give example inputs beside it; on the command line by a factory that returns "
+                "torch.load(file, weights_only=False), (inputs...)"
             )
         whole_graph(analysis, copy.deepcopy(subject))
         return Outcome()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from detpass.errors import ConfigurationError
+
+LISTED = 12
+"""How many names of a module an error lists; of more, those nearest to the one asked for."""
 
 
 def load_target(target: str) -> Callable[..., Any]:
@@ -25,7 +29,9 @@ def load_target(target: str) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if not callable(found):
         known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        raise ConfigurationError(f"target {target!r}: {place} has no callable {name!r}; it has {known}")
+        listed = known if len(known) <= LISTED else difflib.get_close_matches(name, known, LISTED) or known[:LISTED]
+        more = f" and {len(known) - len(listed)} more" if len(listed) < len(known) else ""
+        raise ConfigurationError(f"target {target!r}: {place} has no callable {name!r}; it has {listed}{more}")
     loaded: Callable[..., Any] = found
     return loaded
 

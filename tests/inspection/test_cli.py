@@ -72,6 +72,9 @@ def test_html_is_written(tmp_path: Path) -> None:
     [
         ((f"{MODELS}:wrong",), InspectionError, "returned a int"),
         ((f"{MODELS}:absent",), ConfigurationError, "no callable 'absent'"),
+        ((f"{MODELS}:line_of",), InspectionError, "missing 1 required positional argument"),
+        ((MODELS,), InspectionError, f"name its factory: {MODELS}:NAME"),
+        (("torch:matmull",), ConfigurationError, "'matmul'"),
         (("missing.py:f",), ConfigurationError, "not found"),
         (("missing.pt2",), InspectionError, "not found"),
         ((f"{MODELS}:tower", "--fail-on", "sometimes"), InspectionError, "expected one of"),
