@@ -244,3 +244,16 @@ def test_nested_regions_are_visited() -> None:
 
     report = detpass.inspect(branch, torch.randn(4), torch.tensor([0, 0, 1, 2]))
     assert "aten.index_add.default" in {record.op for record in report}
+
+
+def test_ctc_loss_is_one_graph_as_in_a_compile() -> None:
+    def loss(scores: torch.Tensor, targets: torch.Tensor, long: torch.Tensor, short: torch.Tensor) -> torch.Tensor:
+        return nn.functional.ctc_loss(scores.log_softmax(2), targets, long, short)
+
+    scores = torch.randn(20, 3, 8, requires_grad=True)
+    report = detpass.inspect(
+        loss, scores, torch.randint(1, 8, (3, 5)), torch.tensor([20, 18, 15]), torch.tensor([5, 4, 3])
+    )
+    assert [graph.kind for graph in report.graphs] == ["joint"]
+    assert report.breaks == ()
+    assert {record.treatment for record in report} == {Treatment.NATIVE}
