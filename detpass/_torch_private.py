@@ -59,10 +59,11 @@ def custom_graph_pass_class() -> type:
 
 
 def custom_scheduler_pass_class() -> type:
-    """The base class of scheduler passes whose ``uuid`` takes part in the cache keys."""
-    from torch._inductor.custom_graph_pass import CustomSchedulerPass
+    """The base class of scheduler passes whose ``uuid`` takes part in the cache keys: that of graph passes in 2.11."""
+    from torch._inductor import custom_graph_pass
 
-    return CustomSchedulerPass
+    found: type = getattr(custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass)
+    return found
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
