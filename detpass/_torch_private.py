@@ -209,11 +209,21 @@ def compiling_backend() -> tuple[Any, dict[str, Any]] | None:
         holder = frame.f_locals.get("self")
         backend = getattr(holder, "_torchdynamo_orig_backend", None) if holder is not None else None
         if backend is not None:
-            while hasattr(backend, "_torchdynamo_orig_backend"):
-                backend = backend._torchdynamo_orig_backend
-            return getattr(backend, "compiler_fn", backend), dict(getattr(backend, "kwargs", {}))
+            return unwrapped_backend(backend)
         frame = frame.f_back
     return None
+
+
+def unwrapped_backend(backend: Any) -> tuple[Any, dict[str, Any]]:
+    """A backend and its keyword arguments, out of Dynamo's wrappers and DDPOptimizer's."""
+    while True:
+        optimizer: Any = getattr(backend, "__self__", None)
+        if hasattr(backend, "_torchdynamo_orig_backend"):
+            backend = backend._torchdynamo_orig_backend
+        elif hasattr(optimizer, "backend_compile_fn"):
+            backend = optimizer.backend_compile_fn
+        else:
+            return getattr(backend, "compiler_fn", backend), dict(getattr(backend, "kwargs", {}))
 
 
 def lowered_device(lowered: Any) -> torch.device | None:

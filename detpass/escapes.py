@@ -1,10 +1,11 @@
 """The ways in which a compiled model runs code that detpass did not rewrite, noticed and reported.
 
-Dynamo falls back to eager code at a graph break (a disabled function is one), at the recompile limit and, under
-``suppress_errors``, when a compile fails; some of Inductor's settings skip the pass. Each is raised or warned about
-once with its place and remedy, by the option ``on_escape``. What no backend can see is a frame that Dynamo never
-offers to it (``torch._dynamo.disable`` on the whole model, ``set_stance("force_eager")``): ``fullgraph=True`` is the
-remedy there.
+Dynamo falls back to eager code at a graph break (a disabled function is one; nothing need have been traced before it,
+and a break in a loop makes the whole frame eager), at the recompile limit and, under ``suppress_errors``, when a
+compile fails; some of Inductor's settings skip the pass. Each is raised or warned about once with its place and
+remedy, by the option ``on_escape``. What is not seen is a frame that Dynamo declines before it traces it
+(``set_stance("force_eager")``, a generator function, a layer of ``torch.nn`` called from eager code, as in a
+DistributedDataParallel after the break in its own forward): ``fullgraph=True`` is the remedy there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from detpass import _torch_private
+from detpass import _torch_private, _torch_private_breaks
 from detpass.config import CUBLAS_ADVICE, CUBLAS_SETTING, cublas_repeats
 from detpass.errors import ConfigurationError, EnvironmentWarning, EscapeError, EscapeWarning
 
@@ -35,7 +36,11 @@ def graph_break_message(graph_module: Any) -> str | None:
     found = _torch_private.graph_break_reason(graph_module)
     if found is None:
         return None
-    reason, place = found
+    _torch_private_breaks.break_was_told()
+    return _break_message(*found)
+
+
+def _break_message(reason: str, place: str | None) -> str:
     first = reason.strip().splitlines()[0]
     return (
         f"graph break{f' at {place}' if place else ''}: the code there runs outside the compiled graph, where detpass "
@@ -83,7 +88,7 @@ class FallbackWatcher(logging.Filter):
         found = _torch_private.compiling_backend()
         if found is None or found[0] is not self._backend:
             return True
-        policy = (found[1].get("options") or {}).get("on_escape", "warn")
+        policy = _policy(found[1])
         if limit:
             arguments: Any = record.args
             name, value, function = arguments[0], arguments[1], arguments[2]
@@ -102,8 +107,19 @@ class FallbackWatcher(logging.Filter):
         return True
 
 
+def _policy(arguments: Mapping[str, Any]) -> str:
+    return str((arguments.get("options") or {}).get("on_escape", "warn"))
+
+
 def watch(backend: Any) -> None:
     """Start watching Dynamo's fallbacks for ``backend``. Calling it again changes nothing."""
     logger = logging.getLogger(_torch_private.CONVERT_FRAME_LOGGER)
-    if not any(isinstance(f, FallbackWatcher) for f in logger.filters):
-        logger.addFilter(FallbackWatcher(backend))
+    if any(isinstance(f, FallbackWatcher) for f in logger.filters):
+        return
+    logger.addFilter(FallbackWatcher(backend))
+
+    def report(broken: Any, arguments: Mapping[str, Any], reason: str, place: str | None) -> None:
+        if broken is backend:
+            escape(_policy(arguments), _break_message(reason, place))
+
+    _torch_private_breaks.watch_breaks_without_graph(report)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import subprocess
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -67,6 +70,116 @@ def test_a_graph_break_is_in_the_report() -> None:
     reports: list[Any] = []
     compile_(with_graph_break, on_escape="ignore", report=reports.append)(w(), ids())
     assert [len(r.escapes) for r in reports] == [1, 0]
+
+
+def with_first_break(x: Tensor, i: Tensor) -> Tensor:
+    torch._dynamo.graph_break()
+    return x.sin()[i]
+
+
+def with_break_in_loop(x: Tensor, i: Tensor) -> Tensor:
+    for _ in range(2):
+        torch._dynamo.graph_break()
+        x = x[i]
+    return x
+
+
+def with_disabled_start(x: Tensor, i: Tensor) -> Tensor:
+    return outside(x)[i]
+
+
+NOTHING_TRACED = [with_first_break, with_break_in_loop, with_disabled_start]
+
+
+@pytest.mark.parametrize("function", NOTHING_TRACED)
+def test_a_break_before_anything_was_traced_warns_with_its_place(function: Callable[..., Tensor]) -> None:
+    """No graph is ended by it, and no backend is told."""
+    line = function.__code__.co_firstlineno
+    with pytest.warns(EscapeWarning, match=r"graph break at .*fullgraph=True") as caught:
+        compile_(function)(w(), ids(16))
+    assert len(caught) == 1
+    place = re.search(rf"graph break at {re.escape(__file__)}:(\d+)", str(caught[0].message))
+    assert place is not None
+    assert line < int(place[1]) <= line + 2
+
+
+@pytest.mark.parametrize("function", NOTHING_TRACED)
+def test_a_break_before_anything_was_traced_is_an_error_on_request(function: Callable[..., Tensor]) -> None:
+    compiled = compile_(function, on_escape="error")
+    for _ in range(2):
+        with pytest.raises(EscapeError, match=rf"graph break at {re.escape(__file__)}"):
+            compiled(w(), ids(16))
+
+
+@pytest.mark.parametrize("function", NOTHING_TRACED)
+def test_a_break_before_anything_was_traced_is_ignored_on_request(function: Callable[..., Tensor]) -> None:
+    x, i = w(), ids(16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EscapeWarning)
+        assert torch.allclose(compile_(function, on_escape="ignore")(x, i), function(x, i))
+
+
+@contextlib.contextmanager
+def scale() -> Iterator[float]:
+    torch._dynamo.graph_break()
+    yield 2.0
+
+
+def test_breaks_inside_pythons_own_library_are_not_reported() -> None:
+    """The break of the function is; those in contextlib's frames, which it then runs eagerly, are not."""
+
+    def f(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        with scale() as factor:
+            return x * factor
+
+    with pytest.warns(EscapeWarning) as caught:
+        compile_(f)(w())
+    assert not [c for c in caught if "contextlib.py" in str(c.message)]
+
+
+DATA_PARALLEL = """
+import sys, tempfile, torch
+from torch.nn.parallel import DistributedDataParallel
+import detpass
+torch.distributed.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
+model, options = torch.nn.Sequential(torch.nn.Linear(4, 4)), {"on_escape": "error"}
+if sys.argv[1] == "inside":
+    wrapped = DistributedDataParallel(torch.compile(model, backend="detpass", options=options))
+else:
+    wrapped = torch.compile(DistributedDataParallel(model), backend="detpass", options=options)
+wrapped(torch.rand(3, 4)).sum().backward()
+print(len(detpass.reports()), "graph")
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this build of torch has no gloo")
+@pytest.mark.parametrize(("order", "status", "says"), [("inside", 0, "1 graph"), ("outside", 1, "distributed.py:")])
+def test_distributed_data_parallel(order: str, status: int, says: str) -> None:
+    """Compiled inside the wrapper, the whole model is a graph; outside, layers of torch.nn run eagerly."""
+    run = subprocess.run([sys.executable, "-c", DATA_PARALLEL, order], capture_output=True, text=True, timeout=300)
+    assert (run.returncode, says in run.stdout + run.stderr) == (status, True), run.stderr
+
+
+def test_an_operation_that_cannot_be_traced_warns() -> None:
+    with pytest.warns(EscapeWarning, match=rf"graph break at {re.escape(__file__)}:\d+"):
+        compile_(lambda x, i: torch.bincount(i, x).sin())(torch.rand(50), ids())
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_another_backends_graph_breaks_are_not_ours(backend: str) -> None:
+    compile_(lambda x, i: x[i])(w(), ids())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EscapeWarning)
+        for function in (*NOTHING_TRACED, with_graph_break):
+            x, i = w(), ids(16)
+            assert torch.allclose(torch.compile(function, backend=backend)(x, i), function(x, i))
+
+
+def test_a_graph_break_warns_once() -> None:
+    with pytest.warns(EscapeWarning) as caught:
+        compile_(with_graph_break)(w(), ids())
+    assert len(caught) == 1
 
 
 def test_a_whole_graph_does_not_warn() -> None:

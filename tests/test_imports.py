@@ -12,7 +12,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "detpass"
 
 LOW = {"errors", "config", "constant_tables"}
-PRIVATE = {"_torch_private", "_torch_private_capture", "_torch_private_cuda", "_torch_private_guard"}
+PRIVATE = {
+    "_torch_private",
+    "_torch_private_breaks",
+    "_torch_private_capture",
+    "_torch_private_cuda",
+    "_torch_private_guard",
+}
 NODES = {"rule", "graph_query"}
 ENGINE = {"rewriting", "rules", "segment", "proofs", "escapes", "torch_faults", *LOW, *PRIVATE, *NODES}
 TOP = {"backend", "inspection", "reproducibility", "environment", "escapes"}
@@ -21,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors"},
     "constant_tables": {"errors", "_torch_private"},
     "_torch_private": {"errors"},
+    "_torch_private_breaks": {"errors", "_torch_private"},
     "_torch_private_capture": {"errors", "_torch_private"},
     "_torch_private_cuda": {"errors", "_torch_private", "_torch_private_capture", "_torch_private_guard"},
     "_torch_private_guard": {"errors"},
