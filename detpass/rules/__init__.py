@@ -29,6 +29,7 @@ from detpass.rules.max_pooling import MaxPoolBackward
 from detpass.rules.native import DeterministicKernel
 from detpass.rules.padding import ReplicationPadBackward
 from detpass.rules.pooling import AvgPoolBackward
+from detpass.rules.regions import RoiAlignBackward, RoiPoolBackward
 from detpass.rules.resampling import ResamplingBackward
 from detpass.rules.scan import FixedOrderScan
 from detpass.rules.scatter import ScatterReduce
@@ -55,6 +56,8 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     Col2Im(),
     ResamplingBackward(),
     GridSampleBackward(),
+    RoiAlignBackward(),
+    RoiPoolBackward(),
     FixedOrderScan(),
     SmallestIndexAmongEquals(),
     Histc(),

@@ -42,7 +42,8 @@ def test_a_row_names_a_rule_that_takes_its_operators(entry):
     functional = {op for op in entry.ops if not re.search(r"_\.\w+$", op)}
     existing = {op for op in functional if _exists(op)}
     assert existing <= targets
-    assert existing, "no operator of this row exists in this torch"
+    other_library = all(not op.startswith("aten.") for op in functional)
+    assert existing or other_library, "no operator of this row exists in this torch"
 
 
 def _exists(op: str) -> bool:
