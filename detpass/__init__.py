@@ -23,17 +23,20 @@ from detpass.errors import (
     UncoveredError,
     UncoveredWarning,
 )
+from detpass.packaging import aoti_compile_and_package
 from detpass.rewriting.registry import register_rule, registered_rules, unregister_rule
 from detpass.rewriting.report import Record, Report
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment
 
 if TYPE_CHECKING:
     from detpass.inspection import InspectionReport, inspect
+    from detpass.inspection.cuda_code import CudaCode, cuda_code
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ConfigurationError",
+    "CudaCode",
     "DetpassError",
     "DetpassWarning",
     "EnvironmentWarning",
@@ -56,6 +59,8 @@ __all__ = [
     "Treatment",
     "UncoveredError",
     "UncoveredWarning",
+    "aoti_compile_and_package",
+    "cuda_code",
     "inspect",
     "last_report",
     "register_rule",
@@ -72,4 +77,8 @@ def __getattr__(name: str) -> Any:
         from detpass import inspection
 
         return getattr(inspection, name)
+    if name in ("CudaCode", "cuda_code"):
+        from detpass.inspection import cuda_code as module
+
+        return getattr(module, name)
     raise AttributeError(f"module 'detpass' has no attribute {name!r}")

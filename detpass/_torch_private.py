@@ -51,6 +51,14 @@ def compile_fx(graph_module: fx.GraphModule, example_inputs: Any, config_patches
     return inductor_compile_fx(graph_module, example_inputs, config_patches=dict(config_patches))
 
 
+def aoti_compile_and_package(exported_program: Any, package_path: Any, config_patches: Mapping[str, Any]) -> str:
+    """AOTInductor's package of an exported program: its path."""
+    from torch._inductor import aoti_compile_and_package as inductors
+
+    path = None if package_path is None else str(package_path)
+    return str(inductors(exported_program, package_path=path, inductor_configs=dict(config_patches)))
+
+
 def custom_graph_pass_class() -> type:
     """The base class of graph passes whose ``uuid`` takes part in the cache keys."""
     from torch._inductor.custom_graph_pass import CustomGraphPass

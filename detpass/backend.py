@@ -73,7 +73,7 @@ def detpass(
     try:
         return _compile(graph_module, example_inputs, mode, options)
     except Exception as error:  # the border: our own errors are unwrapped from torch's, everything else passes on
-        cause = _own_error(error)
+        cause = own_error(error)
         if cause is None:
             raise
         return _raiser(cause)
@@ -98,19 +98,11 @@ def _compile(
         escapes.escape(own.on_escape, message)
 
     rule_set = RuleSet((*own.rules, *reversed(registered_rules()), *rules.BUILTIN_RULES))
-    uuid = _uuid(graph_module, own, rule_set)
+    uuid = fingerprint(graph_module, own, rule_set)
     key = _report_key(graph_module, example_inputs, uuid)
     rewriter = Rewriter(rule_set, rules.hazard, own, segment.assume_device, rules.FINISHERS)
     rewrite = RewritePass(rewriter, report, uuid)
-    merged = {
-        **{name: value for name, value in FIXED_SETTINGS.items() if name in settings},
-        **{name: value for name, value in _torch_private.mode_patches(mode).items() if name not in FIXED_SETTINGS},
-        **patches,
-    }
-    merged["joint_custom_pre_pass"] = _chain(TorchFaults(), merged, settings, "joint_custom_pre_pass")
-    merged["joint_custom_post_pass"] = _chain(rewrite, merged, settings, "joint_custom_post_pass")
-    users_scheduler_pass = merged.get("_pre_fusion_custom_pass", settings.get("_pre_fusion_custom_pass"))
-    merged["_pre_fusion_custom_pass"] = LoweringAudit(rules.hazard, own, uuid, users_scheduler_pass)
+    merged = patches_with(rewrite, own, {**_torch_private.mode_patches(mode), **FIXED_SETTINGS, **patches}, uuid)
     with (
         _torch_private.without_decompositions(rule_set.kept_whole()),
         _torch_private.differentiated_whole(rule_set.differentiated_whole()),
@@ -124,10 +116,26 @@ def _compile(
         found = load(directory, key)
         report.complete = found is not None
         report.records.extend(found or ())
+    remember(report, own)
+    return compiled
+
+
+def patches_with(rewrite: Any, own: Options, patches: Mapping[str, Any], uuid: str) -> dict[str, Any]:
+    """``patches`` of Inductor's settings with our passes added after the user's own (those this torch knows)."""
+    settings = _torch_private.inductor_settings()
+    merged = {name: value for name, value in patches.items() if name in settings or name not in FIXED_SETTINGS}
+    merged["joint_custom_pre_pass"] = _chain(TorchFaults(), merged, settings, "joint_custom_pre_pass")
+    merged["joint_custom_post_pass"] = _chain(rewrite, merged, settings, "joint_custom_post_pass")
+    users_scheduler_pass = merged.get("_pre_fusion_custom_pass", settings.get("_pre_fusion_custom_pass"))
+    merged["_pre_fusion_custom_pass"] = LoweringAudit(rules.hazard, own, uuid, users_scheduler_pass)
+    return merged
+
+
+def remember(report: Report, own: Options) -> None:
+    """Add a report to those of this process and hand it to the option ``report``."""
     _reports.append(report)
     if own.report is not None:
         own.report(report)
-    return compiled
 
 
 class RewritePass(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]  # the base is torch's
@@ -155,7 +163,7 @@ def _chain(ours: Any, merged: Mapping[str, Any], settings: Mapping[str, Any], na
     return (*(users if isinstance(users, (list, tuple)) else (users,)), ours)
 
 
-def _own_error(error: BaseException) -> Exception | None:
+def own_error(error: BaseException) -> Exception | None:
     """The error of ours, or of eager's kind, that torch's compile stack wrapped; None when there is none."""
     seen: set[int] = set()
     current: BaseException | None = error
@@ -187,7 +195,8 @@ def _package_fingerprint() -> str:
     return digest.hexdigest()
 
 
-def _uuid(graph_module: fx.GraphModule, own: Options, rule_set: RuleSet) -> str:
+def fingerprint(graph_module: fx.GraphModule, own: Options, rule_set: RuleSet) -> str:
+    """What decides the rewrite of a graph: this package's sources, the rules, the options, operators and lines."""
     digest = hashlib.sha256(_package_fingerprint().encode())
     digest.update(rule_set.fingerprint().encode())
     digest.update(repr((own.on_uncovered, own.target)).encode())

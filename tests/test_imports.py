@@ -21,7 +21,7 @@ PRIVATE = {
 }
 NODES = {"rule", "graph_query"}
 ENGINE = {"rewriting", "rules", "segment", "proofs", "escapes", "torch_faults", *LOW, *PRIVATE, *NODES}
-TOP = {"backend", "inspection", "reproducibility", "environment", "escapes"}
+TOP = {"backend", "packaging", "inspection", "reproducibility", "environment", "escapes"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "escapes": {"errors", "config", *PRIVATE},
     "torch_faults": {"graph_query", *PRIVATE},
     "backend": ENGINE,
+    "packaging": ENGINE | {"backend"},
     "environment": {"errors", "config", *PRIVATE},
     "inspection": ENGINE | {"backend", "environment"},
     "reproducibility": ENGINE | {"backend"},

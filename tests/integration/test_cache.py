@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from detpass import Match, NoMatch, Rule, RuleContext
-from detpass.backend import _uuid
+from detpass.backend import fingerprint
 from detpass.config import Options
 from detpass.rewriting.registry import RuleSet
 from detpass.rule import Inapplicable, Verdict
@@ -76,7 +76,7 @@ def graph(body: str = "x.sin()") -> fx.GraphModule:
 
 
 def key(rules: tuple[Rule, ...] = (), body: str = "x.sin()", **options: Any) -> str:
-    return _uuid(graph(body), Options(**options), RuleSet(rules))
+    return fingerprint(graph(body), Options(**options), RuleSet(rules))
 
 
 def test_the_key_stays() -> None:
