@@ -19,7 +19,8 @@ from torch import fx
 from detpass import _torch_private, _torch_private_capture, _torch_private_cuda, rules, segment
 from detpass.backend import FIXED_SETTINGS, RewritePass
 from detpass.config import Options
-from detpass.errors import ConfigurationError, DetpassError, InspectionError, Refusal
+from detpass.errors import ConfigurationError, InspectionError
+from detpass.inspection.cuda_refusals import described_breaks, nothing_compiled, refusal
 from detpass.inspection.cuda_text import Atomic, ExternCall, KernelText, Scan, extern_calls, kernels, read_kernel
 from detpass.inspection.extern_hazards import operator_name
 from detpass.inspection.stand_in import StandIns, modules_of, standing_in, uncompiled
@@ -68,6 +69,8 @@ class CudaCode:
     """Those of them that the catalogue lists as nondeterministic on CUDA."""
     unread_kernels: Mapping[str, str]
     """Kernels that Triton could not compile here, with the error: their atomics are known from the source alone."""
+    graph_breaks: tuple[str, ...]
+    """Where the model leaves its graphs, with the reason and a remedy: the eager code there was not read."""
     report: Report | None
     """What detpass rewrote (None for ``backend="inductor"``)."""
     capability: int
@@ -76,8 +79,8 @@ class CudaCode:
     @property
     def deterministic(self) -> bool:
         """Whether nothing was found that can make results differ and everything could be read."""
-        found = (self.float_atomics, self.locks, self.float_scans, self.nondeterministic_externs, self.unread_kernels)
-        return not any(found)
+        found = (self.float_atomics, self.locks, self.float_scans, self.nondeterministic_externs)
+        return not any((*found, self.unread_kernels, self.graph_breaks))
 
 
 def cuda_code(
@@ -96,9 +99,10 @@ def cuda_code(
     What the GPU would decide by itself is not in it: code that asks ``tensor.is_cuda``, decompositions that torch
     chooses by device while tracing (attention kernels, dropout, batch norm, convolution) and choices by benchmark.
 
-    Raises InspectionError for a model that cannot be traced whole (a graph break needs data), or lowered, or without
-    triton; ConfigurationError for an unknown backend. The patched globals belong to the process: no other thread
-    may use CUDA or compile meanwhile.
+    Raises InspectionError for a model of which Dynamo compiles no graph (a graph break in a loop, ``nn.LSTM``), whose
+    code between graphs needs data, or that cannot be traced or lowered, and without triton: the message names the
+    operator where it is known; ConfigurationError for an unknown backend. The patched globals belong to the process:
+    no other thread may use CUDA or compile meanwhile.
     """
     return cuda_code_with(CudaSettings(backend, dynamic), fn, example_inputs, kwargs)
 
@@ -131,6 +135,7 @@ def cuda_code_with(
         extern_calls=calls,
         nondeterministic_externs=tuple(call for call in calls if call.hazard is not None),
         unread_kernels={kernel.name: text[2] for kernel, _ in read if (text := texts.get(kernel.source)) and text[2]},
+        graph_breaks=world.breaks,
         report=world.report,
         capability=settings.capability,
     )
@@ -161,10 +166,12 @@ class _World:
         self._rules = RuleSet((*reversed(registered_rules()), *rules.BUILTIN_RULES))
         self._sources: dict[str, str] = {}
         self.proved: dict[str, frozenset[str]] = {}
+        self.breaks: tuple[str, ...] = ()
         self.runs_rules = settings.backend == "detpass"
         self.report = Report(compile_id=None) if self.runs_rules else None
 
     def trace(self, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
+        known = len(_torch_private_capture.graph_breaks_seen())
         with (
             torch.random.fork_rng(devices=[]),
             _torch_private_capture.isolated_compile(),
@@ -179,12 +186,10 @@ class _World:
             try:
                 compiled(*self._stand_ins.tree(tuple(args)), **self._stand_ins.tree(dict(kwargs)))
             except Exception as error:  # the border to the user's code, which may raise anything
-                raise _refusal(error) from error
+                raise refusal(error) from error
+        self.breaks = described_breaks(_torch_private_capture.graph_breaks_seen()[known:])
         if not self._sources:
-            raise InspectionError(
-                "no graph was compiled: the function runs eagerly as a whole (it holds no tensor operation, or is "
-                "disabled by torch.compiler.disable)"
-            )
+            raise nothing_compiled(self.breaks)
         return self._sources
 
     @contextlib.contextmanager
@@ -269,24 +274,3 @@ def _entry(target: Callable[..., Any]) -> Callable[..., Any]:
         return target(*args, **kwargs)
 
     return types.FunctionType(generated.__code__.replace(), globals(), "generated", None, generated.__closure__)
-
-
-def _refusal(error: Exception) -> Exception:
-    """Our own error or eager's refusal as it is, anything else as an InspectionError that says what to do."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if isinstance(current, Refusal):
-            return current.error
-        if isinstance(current, DetpassError):
-            return current
-        current = getattr(current, "inner_exception", None) or current.__cause__ or current.__context__
-    if isinstance(error, _torch_private_capture.DATA_ERRORS):
-        what = "code between two graphs needs data, which a trace does not have; make the model one graph"
-    elif isinstance(error, _torch_private_capture.lowering_errors()):
-        what = "Inductor could not lower it for CUDA without a GPU"
-    else:
-        what = "it could not be traced; check that it runs in eager mode with these inputs"
-    text = " ".join(str(error).strip().split("\n\n")[0].split())[:400].rstrip(".")
-    return InspectionError(f"no CUDA code was generated: {what} ({type(error).__name__}: {text})")

@@ -222,6 +222,109 @@ def test_misuse_is_refused_and_the_world_restored() -> None:
     assert _world() == before
 
 
+@torch.library.custom_op("detpass_tests::unknown_shape", mutates_args=())
+def _unknown_shape(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+def _unlowered(x: Tensor) -> Tensor:
+    return torch.ops.detpass_tests.unknown_shape(x.sin())  # type: ignore[no-any-return]
+
+
+def test_refusals_name_the_operator() -> None:
+    with pytest.raises(InspectionError, match=r"at operator detpass_tests\.unknown_shape\.default: .*register_fake"):
+        cuda_code(_unlowered, torch.ones(3))
+
+
+def test_layers_that_dynamo_leaves_to_eager_code_are_named_with_the_remedy() -> None:
+    inputs = (torch.randn(2, 3, 4),)
+    with pytest.raises(
+        InspectionError, match=r"no graph was compiled: .*\(GRU\(4, 4.*test_cuda_code.*allow_rnn = True"
+    ):
+        cuda_code(_Gated(), *inputs)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        assert cuda_code_with(CudaSettings(compile_kernels=False), _Gated(), inputs).deterministic
+
+
+class _Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x)[0].sin()  # type: ignore[no-any-return]
+
+
+def test_code_between_graphs_was_not_read() -> None:
+    def broken(x: Tensor) -> Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    code = cuda_code_with(CudaSettings(compile_kernels=False), broken, (torch.ones(3),))
+    assert sorted(code.sources) == ["inference0", "inference1"]
+    assert len(code.graph_breaks) == 1
+    assert f"at {__file__}:{broken.__code__.co_firstlineno + 2}" in code.graph_breaks[0]
+    assert not code.deterministic
+
+
+# A kernel of the user's where only the backward pass launches it.
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.size = table.shape[0]
+        return table[index]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (index,) = ctx.saved_tensors
+        out = gradient.new_zeros(ctx.size)
+        _add_rows[(1,)](gradient.contiguous(), index, out, index.shape[0], BLOCK=64)
+        return out, None
+
+
+@torch.library.triton_op("detpass_tests::gather_back", mutates_args={})
+def _gather_back(gradient: Tensor, index: Tensor, size: int) -> Tensor:
+    out = gradient.new_zeros(size)
+    torch.library.wrap_triton(_add_rows)[(1,)](gradient, index, out, index.shape[0], BLOCK=64)
+    return out
+
+
+@torch.library.triton_op("detpass_tests::gather", mutates_args={})
+def _gather(table: Tensor, index: Tensor) -> Tensor:
+    return table[index]
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.size = inputs[0].shape[0]
+
+
+def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    return _gather_back(gradient.contiguous(), ctx.saved_tensors[0], ctx.size), None
+
+
+_gather.register_autograd(_differentiate, setup_context=_save)
+
+
+@pytest.mark.parametrize("gather", [_Gather.apply, _gather], ids=["autograd.Function", "triton_op"])
+@pytest.mark.parametrize("backend", ["detpass", "inductor"])
+def test_users_kernels_in_a_backward_pass_are_read(gather: Callable[..., Tensor], backend: str) -> None:
+    def function(table: Tensor, index: Tensor) -> Tensor:
+        return gather(table, index).sin()
+
+    inputs = (torch.ones(8, requires_grad=True), torch.zeros(64, dtype=torch.int64))
+    code = cuda_code(function, *inputs, backend=backend)
+    assert [(a.graph, a.operation, a.dtype) for a in code.float_atomics] == [("backward0", "fadd", "f32")]
+    assert code.float_atomics[0].kernel.startswith("_add_rows")
+    assert not code.deterministic
+    if backend == "detpass":
+        assert code.nondeterministic_externs == ()
+
+
 def test_without_triton_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(InspectionError, match=r"detpass\[triton\]"):
