@@ -298,30 +298,64 @@ def differentiated_whole(targets: Iterable[Any]) -> Iterator[None]:
 
     torch registers some decompositions above autograd, so that the backward is that of the pieces. Inside, those are
     out of use, autograd records its own formula (``upsample_bilinear2d_backward``), and the forward is decomposed by
-    the table all the same.
+    the table all the same. What takes no symbolic sizes in torch's C++ (``upsample_*.vec`` and the shapes of the
+    backward) has a form in Python meanwhile.
     """
     from torch._C import DispatchKey
     from torch._decomp import decomposition_table as every_decomposition
 
     table = decomposition_table()
     removed: list[tuple[Any, Any, Any]] = []
+    lent: list[tuple[Any, Any, Any]] = []
     added: list[Any] = []
     try:
         for target in targets:
-            for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
-                if key in target.py_kernels:
-                    removed.append((target, key, target.py_kernels.pop(key)))
-            target._dispatch_cache.clear()
+            taken = [
+                key for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd) if key in target.py_kernels
+            ]
+            removed.extend((target, key, target.py_kernels.pop(key)) for key in taken)
+            if taken and target._overloadname == "vec":
+                lent.append((target, DispatchKey.CompositeImplicitAutograd, _resized_by_default(target)))
+                backward = getattr(torch.ops.aten, f"{target._opname}_backward", None)
+                if backward is not None and DispatchKey.Meta not in backward.default.py_kernels:
+                    lent.append((backward.default, DispatchKey.Meta, _of_input_size))
             if target not in table and target in every_decomposition:
                 table[target] = every_decomposition[target]
                 added.append(target)
+        for target, key, function in lent:
+            target.py_kernels[key] = function
+        for target in {target for target, _, _ in (*removed, *lent)}:
+            target._dispatch_cache.clear()
         yield
     finally:
+        for target, key, _ in lent:
+            target.py_kernels.pop(key, None)
         for target, key, function in removed:
             target.py_kernels[key] = function
+        for target in {target for target, _, _ in (*removed, *lent)}:
             target._dispatch_cache.clear()
         for target in added:
             table.pop(target, None)
+
+
+def _resized_by_default(vec: Any) -> Callable[..., torch.Tensor]:
+    """``upsample_*.vec`` as a call of ``upsample_*.default``."""
+    from torch._decomp.decompositions import upsample_compute_output_size
+
+    def resized(image: torch.Tensor, output_size: Any, *others: Any) -> torch.Tensor:
+        *corners, factors = others
+        size = upsample_compute_output_size(image.size(), output_size, factors)
+        result: torch.Tensor = vec.overloadpacket.default(image, size, *corners, *(factors or [None] * len(size)))
+        return result
+
+    return resized
+
+
+def _of_input_size(grad_output: torch.Tensor, output_size: Any, input_size: Any, *_: Any, **__: Any) -> torch.Tensor:
+    """The result of ``upsample_*_backward``, without values."""
+    from torch._prims_common import suggest_memory_format
+
+    return grad_output.new_empty(input_size).to(memory_format=suggest_memory_format(grad_output))
 
 
 def outside_tracing() -> contextlib.AbstractContextManager[Any]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from detpass.backend import detpass, reports
 from detpass.rules.axis_maps import UNROLLED_MEMBERS
 from detpass.rules.resampling import KINDS, ResamplingBackward
 from tests.rules.compiled import compile_and_compare
@@ -130,3 +131,39 @@ def test_compiled_with_symbolic_sizes():
     )
     assert set(records.values()) == {("closed_form", "resampling_backward")}
     assert len(records) == 3
+
+
+def test_one_graph_serves_a_stream_of_sizes():
+    """Sizes computed from the input's: symbolic in the forward and in the backward."""
+
+    def resized(x):
+        size = (2 * x.shape[-2], x.shape[-1] + 3)
+        return sum(F.interpolate(x, size=size, mode=mode).square().sum() for mode in ("nearest", "bilinear"))
+
+    compiled = torch.compile(resized, backend=detpass, dynamic=True, fullgraph=True)
+    before = len(reports())
+    for height, width in ((6, 5), (9, 4), (7, 11)):
+        data = torch.randn(2, 3, height, width)
+        found, expected = (data.clone().requires_grad_() for _ in range(2))
+        value, right = compiled(found), resized(expected)
+        torch.testing.assert_close(value, right, rtol=1e-5, atol=1e-5)
+        value.backward()
+        right.backward()
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-5)
+    assert len(reports()) == before + 1
+    assert {record.rule for record in reports()[-1]} == {"resampling_backward"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "shape"), [("bicubic", (2, 3, 6, 5)), ("nearest-exact", (2, 3, 6, 5)), ("trilinear", (1, 2, 4, 5, 3))]
+)
+def test_a_size_computed_from_symbolic_sizes(mode, shape):
+    records = compile_and_compare(
+        lambda x: F.interpolate(x, size=tuple(2 * n for n in x.shape[2:]), mode=mode),
+        torch.randn(shape, requires_grad=True),
+        rtol=1e-5,
+        atol=1e-5,
+        runs=2,
+        dynamic=True,
+    )
+    assert {rule for _, rule in records.values()} == {"resampling_backward"}
