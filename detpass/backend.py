@@ -160,7 +160,23 @@ def _chain(ours: Any, merged: Mapping[str, Any], settings: Mapping[str, Any], na
     users = merged.get(name, settings.get(name))
     if users is None:
         return ours
-    return (*(users if isinstance(users, (list, tuple)) else (users,)), ours)
+    return _Passes((*(users if isinstance(users, (list, tuple)) else (users,)), ours))
+
+
+class _Passes(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]  # the base is torch's
+    """Several graph passes as one: torch 2.11 takes no more."""
+
+    def __init__(self, passes: tuple[Any, ...]) -> None:
+        self._passes = passes
+
+    def __call__(self, graph: fx.Graph) -> None:
+        for each in self._passes:
+            each(graph)
+
+    def uuid(self) -> Any:
+        """None, nothing is cached, where a pass does not say what identifies it."""
+        found = [each.uuid() if hasattr(each, "uuid") else None for each in self._passes]
+        return tuple(found) if all(found) else None
 
 
 def own_error(error: BaseException) -> Exception | None:
