@@ -42,7 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available() and not options.dry_run:
         print("skipped: no GPU (torch.cuda.is_available() is False); --dry-run tries the script on a CPU")
         return 0
+    if options.dry_run and not _interprets():
+        print("Triton's interpreter before 3.7 cannot run loops with numpy 2.4 or later: pip install 'numpy<2.4'")
+        return 2
     return run(options.only, options.budget, dry=options.dry_run)
+
+
+def _interprets() -> bool:
+    """Whether this Triton's interpreter takes a bound of a loop from a tensor: numpy 2.4 ended what 3.6 relies on."""
+    import numpy
+    import triton
+
+    triton_version, numpy_version = (tuple(map(int, module.__version__.split(".")[:2])) for module in (triton, numpy))
+    return triton_version >= (3, 7) or numpy_version < (2, 4)
 
 
 def run(parts: Sequence[str], budget: float, dry: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -116,6 +117,45 @@ def test_readme_is_filled_between_its_markers(tmp_path: Path) -> None:
     assert fill_readme.filled(after, tmp_path) == after
     with pytest.raises(KeyError):
         fill_readme.filled(text.replace("cpu_accumulation", "unknown"), tmp_path)
+
+
+def run_gpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), *arguments]
+    settings = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=settings, check=False, cwd="/")
+
+
+def test_without_a_gpu_its_checks_are_skipped_and_say_so(tmp_path: Path) -> None:
+    finished = run_gpu(OUT=str(tmp_path))
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.startswith("skipped: no GPU")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_checks_for_a_gpu_import_nothing_but_torch() -> None:
+    """What a machine that has torch and triton alone lacks cannot be imported here; the rest of the script can."""
+    program = (
+        "import sys\n"
+        "for name in ('pytest', 'hypothesis', 'rich', 'typer', 'numpy', 'setuptools'): sys.modules[name] = None\n"
+        f"sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'benchmarks')!r}]\n"
+        "import gpu, gpu_bits, gpu_cases, gpu_operators, gpu_setting, gpu_speed, detpass\n"
+        "print(gpu.PARTS)"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert "'training'" in finished.stdout
+
+
+@pytest.mark.slow
+def test_the_checks_of_bits_for_a_gpu_rehearse_on_a_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    finished = run_gpu("--dry-run", "--only", "bits", "training", "--budget", "2000", OUT=str(tmp_path))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.endswith("every check of bits passed\n")
+    data = json.loads((tmp_path / "gpu.json").read_text())
+    assert data["failures"] == {}
+    assert len(data["bits"]["cases"]) == 12
+    assert (tmp_path / "gpu.md").read_text().startswith("# ")
 
 
 @pytest.mark.slow

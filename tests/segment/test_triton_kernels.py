@@ -42,7 +42,9 @@ SLOW = {"sums-float64", "sums-float16", "long-bfloat16", "reductions", "deep"}
     "group", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in COMPARISONS]
 )
 def test_kernels_have_the_bits_of_the_reference(group: str) -> None:
-    pytest.importorskip("triton")
+    triton, numpy = pytest.importorskip("triton"), pytest.importorskip("numpy")
+    if triton.__version__ < "3.7" and tuple(map(int, numpy.__version__.split(".")[:2])) >= (2, 4):
+        pytest.skip("Triton's interpreter before 3.7 cannot run loops with numpy 2.4: pip install 'numpy<2.4'")
     done = _python(str(WORKER), group, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
