@@ -139,6 +139,8 @@ def example(path: Path) -> TruthCase:
 
 
 EXAMPLES = tuple(
-    example(path) for path in sorted(Path(__file__).parents[2].glob("examples/*.py")) if "def factory(" in path.read_text()
+    example(path)
+    for path in sorted(Path(__file__).parents[2].glob("examples/*.py"))
+    if "def factory(" in path.read_text()
 )
 """The models of the examples."""
