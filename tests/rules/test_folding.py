@@ -62,6 +62,7 @@ def test_without_batch():
     torch.testing.assert_close(got, aten.col2im(*single), rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_compiled_fold_and_unfold():
     def both(x, columns):
         return torch.cat([F.unfold(x, 3, padding=1).flatten(), F.fold(columns, (8, 9), 3, padding=1).flatten()])

@@ -55,6 +55,7 @@ def test_nan_in_a_copy_reaches_its_cell_alone():
     assert result[0, 0].isnan().tolist() == [True, False, False, False]
 
 
+@pytest.mark.slow
 def test_compiled_with_static_and_symbolic_sizes():
     def pads(x, line):
         flat = [F.pad(x, (3, 3, 2, 1), mode=mode) for mode in ("replicate", "reflect", "circular")]

@@ -120,6 +120,7 @@ def test_compiled_interpolate_keeps_every_backward_whole():
     assert records == {f"aten.{name}_backward.default": ("closed_form", "resampling_backward") for name in names}
 
 
+@pytest.mark.slow
 def test_compiled_with_symbolic_sizes():
     torch.manual_seed(0)
     records = compile_and_compare(

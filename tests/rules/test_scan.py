@@ -71,7 +71,7 @@ def test_what_is_left_alone():
     assert refused.why is Inapplicable.DTYPE
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled(dynamic):
     torch._dynamo.reset()
     before = len(reports())
