@@ -12,6 +12,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import fx
 
 from detpass import _torch_private, escapes, rules, segment, torch_faults
 from detpass.config import Options, split_options
-from detpass.errors import DetpassError, Refusal
+from detpass.errors import own_error
 from detpass.graph_query import source_location
 from detpass.rewriting.graph_pass import Rewriter
 from detpass.rewriting.lowering_audit import LoweringAudit
@@ -86,41 +87,67 @@ detpass.runs_rules = True  # type: ignore[attr-defined]  # torch_faults.trace_ct
 def _compile(
     graph_module: fx.GraphModule, example_inputs: list[Any], mode: str | None, options: Mapping[str, Any] | None
 ) -> Callable[..., Any]:
-    settings = _torch_private.inductor_settings()
-    own, patches = split_options(options, settings, _torch_private.inductor_setting_type)
-    escapes.check_settings(patches, settings)
-    escapes.check_cublas({str(own.target), *(x.device.type for x in example_inputs if isinstance(x, torch.Tensor))})
-    compile_id = _torch_private.current_compile_id()
-    report = Report(compile_id=compile_id, order=(segment.CHUNK_ROWS, segment.FAN_IN))
+    plan = prepare(graph_module, example_inputs, mode, options)
+    report = plan.report
     message = escapes.graph_break_message(graph_module)
     if message is not None:
         report.escapes.append(message)
-        escapes.escape(own.on_escape, message)
+        escapes.escape(plan.own.on_escape, message)
 
-    rule_set = RuleSet((*own.rules, *reversed(registered_rules()), *rules.BUILTIN_RULES))
-    uuid = fingerprint(graph_module, own, rule_set)
-    key = _report_key(graph_module, example_inputs, uuid)
-    rewriter = Rewriter(rule_set, rules.hazard, own, segment.assume_device, rules.FINISHERS)
-    rewrite = RewritePass(rewriter, report, uuid)
-    merged = patches_with(rewrite, own, {**_torch_private.mode_patches(mode), **FIXED_SETTINGS, **patches}, uuid)
-    with (
-        _torch_private.without_decompositions(rule_set.kept_whole()),
-        _torch_private.differentiated_whole(rule_set.differentiated_whole()),
-    ):
-        compiled: Callable[..., Any] = _torch_private.compile_fx(graph_module, example_inputs, merged)
+    key = _report_key(graph_module, example_inputs, plan.uuid)
+    with plan.rule_set.operators_kept_whole():
+        compiled: Callable[..., Any] = _torch_private.compile_fx(graph_module, example_inputs, plan.patches)
     directory = Path(_torch_private.cache_directory()) / "detpass" / "reports"
-    if rewrite.ran:
+    if plan.rewrite.ran:
         save(report, directory, key)
     else:
         report.from_cache = True
         found = load(directory, key)
         report.complete = found is not None
         report.records.extend(found or ())
-    remember(report, own)
+    plan.remember()
     return compiled
 
 
-def patches_with(rewrite: Any, own: Options, patches: Mapping[str, Any], uuid: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Plan:
+    """What a compile needs, of a graph or of a package: options, rules, the rewrite, Inductor's settings with it."""
+
+    own: Options
+    rule_set: RuleSet
+    uuid: str
+    report: Report
+    rewrite: RewritePass
+    patches: Mapping[str, Any]
+
+    def remember(self) -> None:
+        """Add the report to those of this process and hand it to the option ``report``."""
+        _reports.append(self.report)
+        if self.own.report is not None:
+            self.own.report(self.report)
+
+
+def prepare(
+    graph_module: fx.GraphModule, tensors: Iterable[Any], mode: str | None, options: Mapping[str, Any] | None
+) -> Plan:
+    """The plan for a graph over ``tensors`` (other values among them are passed over).
+
+    Raises ConfigurationError for an unknown option or a setting that skips the rewrite, RuleError for a bad rule.
+    """
+    settings = _torch_private.inductor_settings()
+    own, patches = split_options(options, settings, _torch_private.inductor_setting_type)
+    escapes.check_settings(patches, settings)
+    escapes.check_cublas({str(own.target), *(x.device.type for x in tensors if isinstance(x, torch.Tensor))})
+    report = Report(compile_id=_torch_private.current_compile_id(), order=(segment.CHUNK_ROWS, segment.FAN_IN))
+    rule_set = RuleSet((*own.rules, *reversed(registered_rules()), *rules.BUILTIN_RULES))
+    uuid = fingerprint(graph_module, own, rule_set)
+    rewriter = Rewriter(rule_set, rules.hazard, own, segment.assume_device, rules.FINISHERS)
+    rewrite = RewritePass(rewriter, report, uuid)
+    merged = _patches_with(rewrite, own, {**_torch_private.mode_patches(mode), **FIXED_SETTINGS, **patches}, uuid)
+    return Plan(own, rule_set, uuid, report, rewrite, merged)
+
+
+def _patches_with(rewrite: Any, own: Options, patches: Mapping[str, Any], uuid: str) -> dict[str, Any]:
     """``patches`` of Inductor's settings with our passes added after the user's own (those this torch knows)."""
     settings = _torch_private.inductor_settings()
     merged = {name: value for name, value in patches.items() if name in settings or name not in FIXED_SETTINGS}
@@ -129,13 +156,6 @@ def patches_with(rewrite: Any, own: Options, patches: Mapping[str, Any], uuid: s
     users_scheduler_pass = merged.get("_pre_fusion_custom_pass", settings.get("_pre_fusion_custom_pass"))
     merged["_pre_fusion_custom_pass"] = LoweringAudit(rules.hazard, own, uuid, users_scheduler_pass)
     return merged
-
-
-def remember(report: Report, own: Options) -> None:
-    """Add a report to those of this process and hand it to the option ``report``."""
-    _reports.append(report)
-    if own.report is not None:
-        own.report(report)
 
 
 class RewritePass(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]  # the base is torch's
@@ -153,6 +173,10 @@ class RewritePass(_torch_private.custom_graph_pass_class()):  # type: ignore[mis
 
     def uuid(self) -> Any:
         return ("detpass.rewrite", self._uuid)
+
+    def __deepcopy__(self, _: Any) -> RewritePass:
+        """Itself: AOTInductor copies the settings, and the report of the copy is to be ours."""
+        return self
 
 
 def _chain(ours: Any, merged: Mapping[str, Any], settings: Mapping[str, Any], name: str) -> Any:
@@ -177,20 +201,6 @@ class _Passes(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]  
         """None, nothing is cached, where a pass does not say what identifies it."""
         found = [each.uuid() if hasattr(each, "uuid") else None for each in self._passes]
         return tuple(found) if all(found) else None
-
-
-def own_error(error: BaseException) -> Exception | None:
-    """The error of ours, or of eager's kind, that torch's compile stack wrapped; None when there is none."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if isinstance(current, Refusal):
-            return current.error
-        if isinstance(current, DetpassError):
-            return current
-        current = getattr(current, "inner_exception", None) or current.__cause__ or current.__context__
-    return None
 
 
 def _raiser(error: Exception) -> Callable[..., Any]:

@@ -5,6 +5,8 @@ A message gives the value found, the value expected and the remedy; where a line
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 class DetpassError(Exception):
     """The root of all errors raised by detpass."""
@@ -69,3 +71,23 @@ class BitsDifferError(DetpassError, AssertionError):
 
 class NondeterminismError(DetpassError):
     """An inspected model holds something that may differ from run to run; the message lists it."""
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """``error`` and, from the outside in, each exception that it wraps, torch's ``inner_exception`` included."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = getattr(current, "inner_exception", None) or current.__cause__ or current.__context__
+
+
+def own_error(error: BaseException) -> Exception | None:
+    """The error of ours, or of eager's kind, that torch's compile stack wrapped; None when there is none."""
+    for cause in causes(error):
+        if isinstance(cause, Refusal):
+            return cause.error
+        if isinstance(cause, DetpassError):
+            return cause
+    return None

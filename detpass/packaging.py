@@ -9,13 +9,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from detpass import _torch_private, escapes, rules, segment
-from detpass.backend import FIXED_SETTINGS, RewritePass, fingerprint, own_error, patches_with, remember
-from detpass.config import split_options
-from detpass.errors import ConfigurationError
-from detpass.rewriting.graph_pass import Rewriter
-from detpass.rewriting.registry import RuleSet, registered_rules
-from detpass.rewriting.report import Report
+from detpass import _torch_private
+from detpass.backend import prepare
+from detpass.errors import ConfigurationError, own_error
 
 
 def aoti_compile_and_package(
@@ -42,33 +38,15 @@ def aoti_compile_and_package(
             f"exported_program: expected a torch.export.ExportedProgram, found {type(exported_program).__name__}; "
             "make one with torch.export.export(model, args)"
         )
-    settings = _torch_private.inductor_settings()
-    own, patches = split_options(options, settings, _torch_private.inductor_setting_type)
-    escapes.check_settings(patches, settings)
     tensors = pytree.tree_leaves((exported_program.example_inputs, exported_program.state_dict))
-    escapes.check_cublas({str(own.target), *(x.device.type for x in tensors if isinstance(x, torch.Tensor))})
-    report = Report(compile_id=None, order=(segment.CHUNK_ROWS, segment.FAN_IN))
-    rule_set = RuleSet((*own.rules, *reversed(registered_rules()), *rules.BUILTIN_RULES))
-    uuid = fingerprint(exported_program.graph_module, own, rule_set)
-    rewriter = Rewriter(rule_set, rules.hazard, own, segment.assume_device, rules.FINISHERS)
-    merged = patches_with(SharedRewrite(rewriter, report, uuid), own, {**FIXED_SETTINGS, **patches}, uuid)
-    with (
-        _torch_private.without_decompositions(rule_set.kept_whole()),
-        _torch_private.differentiated_whole(rule_set.differentiated_whole()),
-    ):
+    plan = prepare(exported_program.graph_module, tensors, None, options)
+    with plan.rule_set.operators_kept_whole():
         try:
-            made = _torch_private.aoti_compile_and_package(exported_program, package_path, merged)
+            made = _torch_private.aoti_compile_and_package(exported_program, package_path, plan.patches)
         except Exception as error:  # the border: our own errors are unwrapped from torch's, everything else passes on
             cause = own_error(error)
             if cause is None:
                 raise
             raise cause from None
-    remember(report, own)
+    plan.remember()
     return made
-
-
-class SharedRewrite(RewritePass):
-    """The rewrite where torch copies the settings: a copy is the same object, so that its report is ours."""
-
-    def __deepcopy__(self, _: Any) -> SharedRewrite:
-        return self

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from detpass import _torch_private, _torch_private_capture
-from detpass.errors import DetpassError, InspectionError, Refusal
+from detpass.errors import InspectionError, own_error
 from detpass.graph_query import frames
 from detpass.inspection.stand_in import StandIns, modules_of, standing_in, uncompiled
 from detpass.rewriting.registry import RuleSet
@@ -69,7 +69,7 @@ def capture(
         except _Captured:
             outcome.incomplete = None
         except Exception as error:  # the border to the user's code, which may raise anything
-            own = _own_error(error)
+            own = own_error(error)
             if own is not None:
                 raise own from error
             if not tracer.graphs and len(_torch_private_capture.graph_breaks_seen()) == known:
@@ -95,7 +95,7 @@ def capture_program(
         except _Captured:
             return Outcome()
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-            raise _own_error(error) or _untraceable(error) from error
+            raise own_error(error) or _untraceable(error) from error
     raise InspectionError("the program's graph was not traced")
 
 
@@ -190,8 +190,7 @@ def _isolated(rule_set: RuleSet) -> Iterator[None]:
         torch.random.fork_rng(devices=[]),
         _torch_private_capture.isolated_compile(),
         _torch_private_capture.quiet_compile(),
-        _torch_private.without_decompositions(rule_set.kept_whole()),
-        _torch_private.differentiated_whole(rule_set.differentiated_whole()),
+        rule_set.operators_kept_whole(),
     ):
         yield
 
@@ -215,19 +214,6 @@ def _entry(target: Callable[..., Any]) -> types.FunctionType:
         return target(*args, **kwargs)
 
     return types.FunctionType(inspected.__code__.replace(), globals(), "inspected", None, inspected.__closure__)
-
-
-def _own_error(error: BaseException) -> Exception | None:
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if isinstance(current, Refusal):
-            return current.error
-        if isinstance(current, DetpassError):
-            return current
-        current = getattr(current, "inner_exception", None) or current.__cause__ or current.__context__
-    return None
 
 
 def _untraceable(error: Exception) -> InspectionError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -192,16 +192,8 @@ class _World:
             raise nothing_compiled(self.breaks)
         return self._sources
 
-    @contextlib.contextmanager
-    def _rewriting(self) -> Iterator[None]:
-        if self.report is None:
-            yield
-            return
-        with (
-            _torch_private.without_decompositions(self._rules.kept_whole()),
-            _torch_private.differentiated_whole(self._rules.differentiated_whole()),
-        ):
-            yield
+    def _rewriting(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.report is None else self._rules.operators_kept_whole()
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: list[Any]) -> Any:
         number = len({name.strip("abcdefghijklmnopqrstuvwxyz") for name in self._sources})

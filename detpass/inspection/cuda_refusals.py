@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
 from detpass import _torch_private_capture
-from detpass.backend import own_error
-from detpass.errors import InspectionError
+from detpass.errors import InspectionError, causes, own_error
 
 _WRAPPED = re.compile(r"^backend='[^']*' raised:\s*")
 _HINT = re.compile(r"Hint: ([^\n]+)")
@@ -46,7 +45,7 @@ def operator_at_fault(error: BaseException) -> str | None:
 
     None where torch's own backward formulas in C++ raised: which of them it was is in no frame.
     """
-    for cause in reversed(list(_chain(error))):
+    for cause in reversed(list(causes(error))):
         for frame, _ in reversed(list(traceback.walk_tb(cause.__traceback__))):
             if frame.f_code.co_name == "_engine_run_backward":
                 return None
@@ -55,15 +54,6 @@ def operator_at_fault(error: BaseException) -> str | None:
                 if isinstance(target, torch._ops.OpOverload):
                     return str(target)
     return None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = getattr(current, "inner_exception", None) or current.__cause__ or current.__context__
 
 
 def described_breaks(breaks: Iterable[tuple[str, str | None]]) -> tuple[str, ...]:

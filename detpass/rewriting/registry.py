@@ -5,14 +5,16 @@ Rules given to one compile come first, then registered ones (newest last), then 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from detpass import _torch_private
 from detpass.errors import RuleError
 from detpass.rule import Rule
 
@@ -80,6 +82,15 @@ class RuleSet:
     def differentiated_whole(self) -> frozenset[Any]:
         """Operators that some rule wants autograd to meet undecomposed (the rule's ``differentiated_whole``)."""
         return frozenset(target for rule in self.rules for target in getattr(rule, "differentiated_whole", ()))
+
+    @contextlib.contextmanager
+    def operators_kept_whole(self) -> Iterator[None]:
+        """Graphs traced inside hold what the rules want to meet undecomposed, by torch and by autograd."""
+        with (
+            _torch_private.without_decompositions(self.kept_whole()),
+            _torch_private.differentiated_whole(self.differentiated_whole()),
+        ):
+            yield
 
     def fingerprint(self) -> str:
         """A hash of the rules' names, order and whole source files."""

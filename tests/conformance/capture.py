@@ -11,7 +11,6 @@ scans and tie rules that only a GPU needs compute their numbers here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -81,9 +80,7 @@ def rewritten(function: Flat, target: str, report: Report, dynamic: bool = False
     )
 
     def call(*tensors: Tensor) -> Sequence[Any]:
-        with ExitStack() as settings:
-            settings.enter_context(_torch_private.without_decompositions(RULES.kept_whole()))
-            settings.enter_context(_torch_private.differentiated_whole(RULES.differentiated_whole()))
+        with RULES.operators_kept_whole():
             result: Sequence[Any] = compiled(*tensors)
         return result
 

@@ -35,10 +35,7 @@ def targets_met(sample: Sample) -> set[str]:
         look(graph_module)
         return make_boxed_func(graph_module.forward)
 
-    with (
-        _torch_private.without_decompositions(RULES.kept_whole()),
-        _torch_private.differentiated_whole(RULES.differentiated_whole()),
-    ):
+    with RULES.operators_kept_whole():
         aot_function(
             sample.function, compiler, compiler, partition, _torch_private.decomposition_table(), dynamic=True
         )(*sample.tensors)
