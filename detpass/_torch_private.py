@@ -6,6 +6,7 @@ One function or alias for each need, so that a new torch release is met in one p
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -138,6 +139,24 @@ def trace_subgraph(function: Callable[..., Any], arguments: list[Any]) -> fx.Gra
             function, decomposition_table=decomposition_table(), tracing_mode="real", _allow_non_fake_inputs=True
         )(*arguments)
     return graph_module
+
+
+def rebind_unbacked_sizes(node: fx.Node, values: Any) -> str | None:
+    """Make the sizes that ``node`` bound (``meta["unbacked_bindings"]``) names of those at their places in ``values``.
+
+    Returns None, or what is wrong: a size there that is known or is composed of others.
+    """
+    import sympy  # type: ignore[import-untyped]  # it has no stubs
+    from torch.fx.experimental.symbolic_shapes import rebind_unbacked, resolve_unbacked_bindings
+    from torch.utils._pytree import key_get
+
+    shape_env = fake_mode_of(node.graph).shape_env
+    for path in (resolve_unbacked_bindings(shape_env, node.meta["unbacked_bindings"]) or {}).values():
+        size = key_get(values, path)
+        if not isinstance(size, torch.SymInt) or not isinstance(size.node._expr, sympy.Symbol):
+            return f"result has the size {size}, the node finds that size from data"
+    rebind_unbacked(shape_env, node, values)
+    return None
 
 
 def fake_mode_of(graph: fx.Graph) -> Any:
@@ -375,6 +394,16 @@ def register_fake_result(overload: Any, function: Callable[..., Any]) -> None:
     register_op_impl(overload)(function)
 
 
+def correct_fake_result(overload: Any, function: Callable[..., Any]) -> None:
+    """Compute ``overload`` on fake tensors by ``function(own, fake_mode, overload, *args, **kwargs)``.
+
+    ``own(fake_mode, overload, *args, **kwargs)`` is what torch computes.
+    """
+    from torch._subclasses.fake_impls import op_implementations_dict
+
+    op_implementations_dict[overload] = functools.partial(function, op_implementations_dict[overload])
+
+
 def register_composite(overload: Any, function: Callable[..., Any]) -> None:
     """Decompose ``overload``, which torch's C++ code composes of others, by ``function`` while graphs are traced."""
     from torch._C import DispatchKey
@@ -403,7 +432,7 @@ def guard_cpu_loop_split(active: Callable[[], bool]) -> None:
 
 def _leaves_a_rest(scheduled: Any) -> bool:
     """Whether an index of a scheduled CPU loop divides a loop variable by a number not known to divide its range."""
-    import sympy  # type: ignore[import-untyped]  # it has no stubs
+    import sympy
     from torch._inductor import ir
     from torch.utils._sympy.functions import FloorDiv
 

@@ -81,7 +81,7 @@ def detpass(
 
 
 detpass.reset = _torch_private.reset_cudagraphs  # type: ignore[attr-defined]  # torch._dynamo.reset calls it
-detpass.runs_rules = True  # type: ignore[attr-defined]  # torch_faults.trace_ctc_loss asks
+detpass.runs_rules = True  # type: ignore[attr-defined]  # torch_faults asks
 
 
 def _compile(

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from detpass import _torch_private
-from detpass.graph_query import tensor_of
+from detpass.graph_query import is_empty, tensor_of
 
 aten = torch.ops.aten
 
@@ -81,6 +81,33 @@ def install(compiles_ours: Callable[[], bool]) -> None:
     """
     _torch_private.guard_cpu_loop_split(compiles_ours)
     trace_ctc_loss()
+    _torch_private.correct_fake_result(aten.bincount.default, _counted)
+
+
+def _traced_for_us() -> bool:
+    """Whether Dynamo traces for a backend that runs the rules."""
+    found = _torch_private.compiling_backend()
+    return found is not None and bool(getattr(found[0], "runs_rules", False))
+
+
+def _counted(own: Callable[..., Any], fake_mode: Any, overload: Any, source: Any, *others: Any, **named: Any) -> Any:
+    """``bincount`` on fake tensors has the dtype of its input in torch 2.11, whatever the kernel returns.
+
+    Inductor's code then writes 8 bytes into places of 4. Of an empty input the kernel counts in integers, weights or
+    not, which torch says since 2.14.
+    """
+    if not _traced_for_us():
+        return own(fake_mode, overload, source, *others, **named)
+    given = dict(zip(("weights", "minlength"), others, strict=False)) | named
+    weights, minlength = given.get("weights"), given.get("minlength", 0)
+    if source.dim() == 1 and is_empty(source):
+        return source.new_empty(max(minlength, 0), dtype=torch.int64)
+    result: torch.Tensor = own(fake_mode, overload, source, *others, **named)
+    if weights is None:
+        expected = torch.int64
+    else:
+        expected = weights.dtype if weights.dtype == torch.float32 else torch.float64
+    return result if result.dtype == expected else result.new_empty(result.shape, dtype=expected)
 
 
 def trace_ctc_loss() -> None:
@@ -93,8 +120,7 @@ def trace_ctc_loss() -> None:
 
     def ours(function: Callable[..., Any]) -> Callable[..., Any]:
         def result(fake_mode: Any, overload: Any, *args: Any, **kwargs: Any) -> Any:
-            found = _torch_private.compiling_backend()
-            if found is None or not getattr(found[0], "runs_rules", False):
+            if not _traced_for_us():
                 return NotImplemented
             with fake_mode:
                 return function(*args)

@@ -106,7 +106,7 @@ class _Captured(BaseException):
 class _Tracer:
     """The ``torch.compile`` backend of an inspection."""
 
-    runs_rules = True  # as the backend's own: ``torch_faults.trace_ctc_loss`` asks
+    runs_rules = True  # as the backend's own: ``torch_faults`` asks
 
     def __init__(self, stand_ins: StandIns, visit: Visit, finish: Finish) -> None:
         self._stand_ins = stand_ins

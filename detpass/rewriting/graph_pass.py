@@ -36,6 +36,9 @@ DECIDED = "detpass"
 REPLACES = "detpass_replaces"
 """Key of ``node.meta`` that holds the name of the node in whose place a node was inserted."""
 
+UNBACKED = "unbacked_bindings"
+"""Key of ``node.meta`` under which torch keeps the sizes that a node computes from data."""
+
 COPIED_META = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr", "partitioner_tag", "recompute",
                "ac_graph_id", "custom", "autograd_backward")  # fmt: skip
 """Metadata that replacement nodes inherit: the partitioner, checkpointing and error messages read it."""
@@ -233,7 +236,7 @@ def _copy_attribute(graph: fx.Graph, root: Any, subgraph: fx.GraphModule, inner:
 
 
 def _inherit(new: fx.Node, node: fx.Node, inner: fx.Node) -> None:
-    kept: dict[str, Any] = {key: inner.meta[key] for key in ("val", "tensor_meta") if key in inner.meta}
+    kept: dict[str, Any] = {key: inner.meta[key] for key in ("val", "tensor_meta", UNBACKED) if key in inner.meta}
     new.meta = {**{key: node.meta[key] for key in COPIED_META if key in node.meta}, **kept, REPLACES: node.name}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from detpass import _torch_private
 from detpass.config import Options
 from detpass.errors import RuleError, UncoveredError, UncoveredWarning
 from detpass.graph_query import result_number, source_location
@@ -23,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 def check_result(node: fx.Node, output: Any, rule: Rule) -> None:
-    """Refuse a replacement whose shape, dtype or device differs from the node's. Raises RuleError."""
+    """Refuse a replacement whose shape, dtype or device differs from the node's. Raises RuleError.
+
+    A size that the node found from data is made the name of the one that the replacement found in its place.
+    """
     old = node.meta.get("val")
     if isinstance(old, (list, tuple)):
         if not isinstance(output, (list, tuple)) or len(output) != len(old):
@@ -32,6 +36,7 @@ def check_result(node: fx.Node, output: Any, rule: Rule) -> None:
         pairs = [(old[i], output[i], f"result {i}") for i in sorted(used)]
     else:
         pairs = [(old, output, "the result")]
+    tensors: list[tuple[torch.Tensor, torch.Tensor, str]] = []
     for expected, found, what in pairs:
         value = found.meta.get("val") if isinstance(found, fx.Node) else found
         if not isinstance(expected, torch.Tensor):
@@ -42,13 +47,27 @@ def check_result(node: fx.Node, output: Any, rule: Rule) -> None:
             before, after = getattr(expected, attribute), getattr(value, attribute)
             if before != after:
                 raise _broken(node, rule, f"{what} has {attribute} {after}, the node has {before}")
+        if expected.dim() != value.dim():
+            raise _broken(node, rule, f"{what} has shape {tuple(value.shape)}, the node has {tuple(expected.shape)}")
+        tensors.append((expected, value, what))
+    _keep_sizes(node, output, rule)
+    for expected, value, what in tensors:
         if not _same_shape(expected.shape, value.shape):
             raise _broken(node, rule, f"{what} has shape {tuple(value.shape)}, the node has {tuple(expected.shape)}")
 
 
+def _keep_sizes(node: fx.Node, output: Any, rule: Rule) -> None:
+    """Give the sizes that ``node`` computed from data, of which its users speak, to the results in its place.
+
+    ``bincount(x, w)`` has the size ``u0``; a replacement that counts again has found one that torch calls ``u3``.
+    """
+    if node.meta.get("unbacked_bindings"):
+        problem = _torch_private.rebind_unbacked_sizes(node, fx.node.map_arg(output, lambda part: part.meta["val"]))
+        if problem is not None:
+            raise _broken(node, rule, problem)
+
+
 def _same_shape(expected: Sequence[Any], found: Sequence[Any]) -> bool:
-    if len(expected) != len(found):
-        return False
     for a, b in zip(expected, found, strict=True):
         if isinstance(a, int) and isinstance(b, int):
             if a != b:

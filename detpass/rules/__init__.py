@@ -20,7 +20,7 @@ from detpass.rules.ctc import CtcLoss, CudnnCtcLoss
 from detpass.rules.embedding import EmbeddingBagBackward, EmbeddingDenseBackward
 from detpass.rules.folding import Col2Im
 from detpass.rules.grid_sample import GridSampleBackward
-from detpass.rules.histogram import Histc, WeightedHistogram
+from detpass.rules.histogram import Histc, WeightedBincount, WeightedHistogram
 from detpass.rules.index_add import IndexAdd
 from detpass.rules.index_put import IndexPutAccumulate
 from detpass.rules.last_write import IndexCopy, IndexFill, IndexPutLastWrite, ScatterLastWrite
@@ -62,6 +62,7 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     SmallestIndexAmongEquals(),
     Histc(),
     WeightedHistogram(),
+    WeightedBincount(),
     CtcLoss(),
     CudnnCtcLoss(),
     DeterministicKernel(),

@@ -5,6 +5,9 @@ Before: ``aten.histc(x, bins, low, high)``. After: ``segment_count(bin_of(x))`` 
 
 ``histogram`` with weights exists on a CPU only, where threads add their partial histograms in the order in which they
 finish. Before: ``aten.histogram.bin_ct(x, bins, range, weight, density)``. After: a segment sum of the weights by bin.
+
+``bincount`` with weights on CUDA. Before: ``aten.bincount(x, w, minlength)``. After: ``segment_sum(w, x, n)`` with the
+length ``n`` of the exact count ``aten.bincount(x, None, minlength)``; the graph's name of the old size goes over to it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import torch
 from torch import fx
 
 from detpass import segment
-from detpass.graph_query import arguments, tensor_of
+from detpass.errors import Refusal
+from detpass.graph_query import arguments, is_empty, known_to_differ, label, tensor_of
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
 
 aten = torch.ops.aten
@@ -101,3 +105,40 @@ class WeightedHistogram(Rule):
         if density:
             total = total / (total.sum() * (edges[1:] - edges[:-1]))
         return total, edges.clone()
+
+
+class WeightedBincount(Rule):
+    """``bincount`` with weights as a segment sum as long as the count without them."""
+
+    name = "weighted_bincount"
+    targets = (aten.bincount.default,)
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        given = arguments(node)
+        source, weights = tensor_of(given["self"]), tensor_of(given["weights"])
+        if given["weights"] is None:
+            return Safe("counts are exact in integers")
+        if context.device.type != "cuda":
+            return Safe("the CPU kernel adds in the order of the values, in one thread")
+        if source is None or weights is None:
+            return NoMatch(Inapplicable.ARGUMENT, node, "no known value")
+        if source.dim() != 1 or weights.dim() != 1 or known_to_differ(source.shape[0], weights.shape[0]):
+            raise Refusal(
+                RuntimeError(
+                    f"{label(node)}: the input has the shape {list(source.shape)} and the weights "
+                    f"{list(weights.shape)}; bincount expects two vectors of one length"
+                )
+            )
+        if is_empty(source):
+            return Safe("nothing is added")
+        parameters = {"dtype": node.meta["val"].dtype, "op": label(node)}
+        operands = (given["self"], given["weights"], given["minlength"])
+        return Match(operands, "weights are summed by value", parameters, Treatment.SEGMENT)
+
+    def replacement(
+        self, source: torch.Tensor, weights: torch.Tensor, minlength: Any, *, dtype: torch.dtype, op: str
+    ) -> torch.Tensor:
+        # Eager's check of the input's sign is part of the count.
+        length = aten.bincount.default(source, None, minlength).shape[0]
+        rows = weights.to(dtype).reshape(1, -1, 1)
+        return segment.segment_reduce(rows, source.to(torch.int64), length, "sum", False, op).reshape(-1)

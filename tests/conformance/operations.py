@@ -58,7 +58,6 @@ UNTRACEABLE: Mapping[str, str] = {
 
 COMPLEX_SCAN = "complex scans on a GPU: the catalogue's row of cumsum has no form for them"
 REFUSED: Mapping[str, str] = {
-    "bincount": "with weights on a GPU: its result has a size that depends on data; the catalogue names the way around",
     "cumsum": COMPLEX_SCAN,
     "cumprod": COMPLEX_SCAN,
     "logcumsumexp": COMPLEX_SCAN,

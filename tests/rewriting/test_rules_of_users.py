@@ -243,3 +243,38 @@ def test_twice_is_once() -> None:
     function = lambda x: x[INDEX].sin()  # noqa: E731
     torch.compile(function, backend="inductor", options={"joint_custom_post_pass": twice})(w()).sum().backward()
     assert counts == [(1, 1), (0, 0)]
+
+
+class PlacesFromOne(Rule):
+    """A replacement that finds its size from data again."""
+
+    name = "places_from_one"
+    targets = (aten.nonzero.default,)
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        return Match(operands=(node.args[0],), reason="for the test")
+
+    def replacement(self, x: Tensor) -> Tensor:
+        return torch.masked_select(torch.arange(x.shape[0]), x != 0).unsqueeze(1) + 1
+
+
+class PlacesOfAll(PlacesFromOne):
+    name = "places_of_all"
+
+    def replacement(self, x: Tensor) -> Tensor:
+        return torch.zeros(x.shape[0], 1, dtype=torch.int64)
+
+
+def places(x: Tensor) -> Tensor:
+    found = x.nonzero()
+    return torch.cat([found, x.new_full((found.shape[0], 1), 5, dtype=torch.int64)], 1)
+
+
+def test_a_size_found_from_data_keeps_the_name_that_its_users_know() -> None:
+    x = torch.tensor([0.0, 3.0, 4.0, 0.0, 5.0])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        got = compiled(PlacesFromOne(), function=places)(x)
+        assert torch.equal(got, places(x) + torch.tensor([1, 0]))
+        torch._dynamo.reset()
+        with pytest.raises(RuleError, match=r"has the size 5, the node finds that size from data"):
+            compiled(PlacesOfAll(), function=places)(x)

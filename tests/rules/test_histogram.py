@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from detpass.errors import EscapeWarning, UncoveredError
+from detpass import segment
+from detpass.backend import reports
+from detpass.errors import EscapeWarning
+from detpass.inspection.cuda_code import CudaSettings, cuda_code_with
 from detpass.rule import Safe, Treatment
-from detpass.rules.histogram import Histc, WeightedHistogram
+from detpass.rules.histogram import Histc, WeightedBincount, WeightedHistogram
 from tests.rules.compiled import compile_and_compare
 from tests.rules.direct import bits, replaced, verdict_of
 
 aten = torch.ops.aten
-HISTC, WEIGHTED = Histc(), WeightedHistogram()
+HISTC, WEIGHTED, BINCOUNT = Histc(), WeightedHistogram(), WeightedBincount()
 
 
 @pytest.mark.parametrize("args", [(10,), (10, -1, 1), (7, 0.0, 3.0), (3, 2.0, 2.0)], ids=str)
@@ -83,29 +88,117 @@ def test_compiled():
     assert records["aten.histogram.bin_ct"] == ("segment", "weighted_histogram")
 
 
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.float64, torch.float16, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
+def test_weighted_bincount(dtype, weight_dtype):
+    torch.manual_seed(0)
+    x, weight = torch.randint(0, 9, (5000,), dtype=dtype), (8 * torch.randn(5000)).to(weight_dtype)
+    for minlength in (0, 4, 50):
+        got = replaced(BINCOUNT, aten.bincount.default, x, weight, minlength, device="cuda")
+        want = torch.bincount(x, weight.double(), minlength)
+        assert got.dtype is torch.bincount(x, weight).dtype
+        assert got.shape == want.shape
+        rtol = 1e-6 if weight_dtype is torch.float32 else 1e-13
+        torch.testing.assert_close(got.double(), want, rtol=rtol, atol=200 * rtol)
+
+
+def test_the_order_of_a_bincount_is_that_of_the_values():
+    torch.manual_seed(0)
+    x, weight = torch.randint(0, 5, (600,)), torch.rand(600)
+    want = torch.bincount(x, weight)  # on a CPU: one loop from the first value to the last
+    assert torch.equal(bits(replaced(BINCOUNT, aten.bincount.default, x, weight, device="cuda")), bits(want))
+
+
+def test_which_bincounts_are_left_alone():
+    x, weight = torch.tensor([0, 3, 3, 1]), torch.rand(4)
+    assert isinstance(verdict_of(BINCOUNT, aten.bincount.default, x, device="cuda"), Safe)
+    assert isinstance(verdict_of(BINCOUNT, aten.bincount.default, x, weight, device="cpu"), Safe)
+    assert isinstance(verdict_of(BINCOUNT, aten.bincount.default, x[:0], weight[:0], 4, device="cuda"), Safe)
+
+
 def weighted_count(x, weight):
     return torch.bincount(x, weight.sin(), minlength=4) * 2
 
 
-def test_weighted_bincount_for_cuda_is_refused_with_the_way_around():
-    x, weight = torch.tensor([0, 3, 3, 1]), torch.rand(4)
+def uses_of_a_count(x, weight, scale):
+    total = torch.bincount(x, weight, minlength=4)
+    tail = torch.arange(total.shape[0], device=x.device) * total
+    return (total * scale).sin(), total[x] * scale, tail.cumsum(0)
+
+
+@pytest.fixture
+def one_operator(monkeypatch):
+    """The rules as for a GPU, each segment sum one operator: a CPU can run the result."""
+    monkeypatch.setattr(segment, "assume_device", lambda device: nullcontext())
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_weighted_bincount_compiled(one_operator, dynamic):
     torch._dynamo.reset()
-    compiled = torch.compile(weighted_count, backend="detpass", options={"target": "cuda"}, fullgraph=True)
-    captured = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
-    with captured, pytest.raises(UncoveredError, match="index_add"):
-        compiled(x, weight)
-
-
-def test_the_way_around_weighted_bincount_gives_its_result():
+    before = len(reports())
+    captured = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+    compiled = torch.compile(
+        uses_of_a_count, backend="detpass", options={"target": "cuda"}, fullgraph=True, dynamic=dynamic
+    )
     torch.manual_seed(0)
-    x, weight = torch.randint(0, 9, (500,)), torch.rand(500, requires_grad=True)
-    records = compile_and_compare(
-        lambda x, weight: torch.zeros(9, dtype=weight.dtype).index_add(0, x, weight),
-        x, weight, rtol=1e-6, atol=1e-6,
-    )  # fmt: skip
-    want = torch.bincount(x, weight.detach(), minlength=9)
-    torch.testing.assert_close(torch.zeros(9).index_add(0, x, weight.detach()), want, rtol=1e-6, atol=1e-6)
-    assert records["aten.index_add.default"] == ("segment", "index_add")
+    with captured, torch._inductor.config.patch(force_disable_caches=True):
+        for length, high in ((40, 3), (40, 9), (700, 30)):
+            x, weight = torch.randint(0, high, (length,)), torch.rand(length, dtype=torch.float64)
+            scales = [torch.tensor(0.3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+            got, want = (f(x, weight, scale) for f, scale in zip((compiled, uses_of_a_count), scales, strict=True))
+            for part, expected in zip(got, want, strict=True):
+                torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
+            for outputs in (got, want):
+                (outputs[0].sum() + outputs[1].sum()).backward()
+            torch.testing.assert_close(scales[0].grad, scales[1].grad, rtol=1e-12, atol=1e-12)
+    records = {record.op: record.rule for report in reports()[before:] for record in report.records}
+    assert records["aten.bincount.default"] == "weighted_bincount"
+
+
+def test_compiled_bincounts_refuse_what_eager_refuses(one_operator):
+    captured = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+    with captured:
+        for x, weight in (
+            (torch.tensor([0, -3, 3, 1]), torch.rand(4)),
+            (torch.tensor([0, 3, 3, 1]), torch.rand(5)),
+            (torch.tensor([[0, 3], [3, 1]]), torch.rand(2, 2)),
+        ):
+            torch._dynamo.reset()
+            compiled = torch.compile(weighted_count, backend="detpass", options={"target": "cuda"}, fullgraph=True)
+            for function in (weighted_count, compiled):
+                with pytest.raises(RuntimeError, match=r"bincount|weights should be 1-d"):
+                    function(x, weight)
+
+
+@pytest.mark.parametrize("target", [None, "cuda"])
+def test_a_bincount_of_nothing_counts_in_integers(target):
+    torch._dynamo.reset()
+    options = {} if target is None else {"target": target}
+    x, weight = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        got = torch.compile(weighted_count, backend="detpass", options=options, fullgraph=True)(x, weight)
+    want = weighted_count(x, weight)
+    assert got.dtype is want.dtype is torch.int64
+    assert torch.equal(got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_the_code_for_cuda_adds_no_weights_atomically(dynamic):
+    pytest.importorskip("triton", reason="triton is not installed")
+    inputs = [torch.randint(0, 9, (700,)), torch.rand(700), torch.rand(1, requires_grad=True)]
+
+    def loss(x, weight, scale):
+        first, second, third = uses_of_a_count(x, weight, scale)
+        return first.sum() + second.sum() + third.sum()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        code, plain = (
+            cuda_code_with(CudaSettings(backend, dynamic=dynamic, compile_kernels=False), loss, inputs)
+            for backend in ("detpass", "inductor")
+        )
+    assert code.deterministic
+    assert {call.operator for call in plain.nondeterministic_externs} == {"torch.ops.aten.bincount.default"}
 
 
 def test_weighted_bincount_on_a_cpu_is_left_alone_and_ends_a_graph_otherwise():
