@@ -15,7 +15,7 @@ from torch import Tensor
 
 from detpass.segment import build, fallback
 from detpass.segment.reference import identity
-from detpass.segment.strategy import Choice, Sizes, Strategy, choose
+from detpass.segment.strategy import Choice, Sizes, Strategy, choose, worthwhile_threads
 
 FIELDS = (
     *("index", "index_stride", "index_bytes", "wrap"),
@@ -30,7 +30,6 @@ FIELDS = (
 
 _pack = struct.Struct(f"={len(FIELDS)}q").pack
 _OK, _OUT_OF_MEMORY = -1, -2
-_PLANNED = Choice(Strategy.PLANNED)
 _NAMES = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
@@ -130,7 +129,7 @@ def _accumulate(
     element = source.element_size()
     in_place = dest is not None and dest.data_ptr() == out.data_ptr()
     if plan_ is not None:
-        choice = _PLANNED
+        choice = Choice(Strategy.PLANNED, threads=worthwhile_threads(batch, rows, segments, features * element))
         where = (0, 0, 0, 0)
         plan_pointers = (plan_[0].data_ptr(), plan_[1].data_ptr())
     else:
@@ -156,7 +155,7 @@ def _accumulate(
             out_batch,
             out_row,
             *plan_pointers,
-            threads,
+            min(threads, choice.threads),
             choice.form,
             choice.owner_bytes,
             choice.hot_permille,

@@ -40,6 +40,10 @@ class CostModel:
     """Bytes that an owner may use in any case; below, it would walk the index too often."""
     hot_share: float = 0.5
     """With several threads a scan gives way to a sort where one segment has more than this share of the rows."""
+    one_thread_bytes: int = 1 << 19
+    """Calls that read and write less than this take one thread: waking others costs more than it saves."""
+    index_row_bytes: int = 16
+    """What a row costs besides its own bytes."""
     hot_row_bytes: int = 32
     """... if rows have at least this many bytes: for shorter ones the sort costs more than the imbalance."""
 
@@ -71,6 +75,14 @@ class Choice:
     """The most bytes of accumulators besides the output that an owner of a scan works on at a time."""
     hot_permille: int = 0
     """A scan that finds (in a sample) a larger share of the rows in one segment sorts after all; 0: never."""
+    threads: int = 1 << 30
+    """The most threads worth waking."""
+
+
+def worthwhile_threads(batch: int, rows: int, segments: int, row_bytes: int, model: CostModel = MODEL) -> int:
+    """Return the most threads worth waking for an accumulation: 1, or as many as there are."""
+    moved = batch * (rows * (model.index_row_bytes + row_bytes) + segments * row_bytes)
+    return 1 if moved < model.one_thread_bytes else Choice.threads
 
 
 @functools.lru_cache(maxsize=4096)
@@ -80,13 +92,15 @@ def choose(sizes: Sizes, model: CostModel = MODEL) -> Choice:
         if not sizes.scannable:
             raise OverflowError(f"{sizes.rows} rows; a reduction other than a sum takes at most {2**31 - 1}")
         return Choice(Strategy.SCAN)
-    if sizes.in_place and sizes.segments > max(4096, model.sparse_ratio * sizes.rows):
-        return Choice(Strategy.SPARSE)
     row_bytes = sizes.features * sizes.element_bytes
-    longest = model.scan_row_bytes_alone if sizes.threads == 1 else model.scan_row_bytes
+    if sizes.in_place and sizes.segments > max(4096, model.sparse_ratio * sizes.rows):
+        return Choice(Strategy.SPARSE, threads=worthwhile_threads(sizes.batch, sizes.rows, 0, row_bytes, model))
+    most = worthwhile_threads(sizes.batch, sizes.rows, sizes.segments, row_bytes, model)
+    threads = min(max(sizes.threads, 1), most)
+    longest = model.scan_row_bytes_alone if threads == 1 else model.scan_row_bytes
     if not sizes.scannable or row_bytes >= longest:
-        return Choice(Strategy.SORTED)
-    hot = int(1000 * model.hot_share) if sizes.threads > 1 and row_bytes >= model.hot_row_bytes else 0
+        return Choice(Strategy.SORTED, threads=most)
+    hot = int(1000 * model.hot_share) if threads > 1 and row_bytes >= model.hot_row_bytes else 0
     operands = sizes.rows * (sizes.batch * row_bytes + sizes.index_bytes) + sizes.segments * sizes.batch * row_bytes
-    room = int(model.scratch_share * operands) // max(sizes.threads, 1)
-    return Choice(Strategy.SCAN, max(model.least_scratch, room), hot)
+    room = int(model.scratch_share * operands) // threads
+    return Choice(Strategy.SCAN, max(model.least_scratch, room), hot, most)

@@ -72,7 +72,7 @@ def index(rows: int, segments: int, dtype: torch.dtype = torch.int64, skip: bool
 @contextmanager
 def forced(choice: Choice, threads: int) -> Iterator[None]:
     """Make the CPU operators take one form and thread count where the kernel has that form."""
-    original, before = cpu.choose, torch.get_num_threads()
+    original, worthwhile, before = cpu.choose, cpu.worthwhile_threads, torch.get_num_threads()
 
     def choose(sizes):  # type: ignore[no-untyped-def]
         if choice.form is Strategy.SCAN and not sizes.scannable:
@@ -81,10 +81,10 @@ def forced(choice: Choice, threads: int) -> Iterator[None]:
             return Choice(Strategy.SORTED)
         return choice
 
-    cpu.choose = choose
+    cpu.choose, cpu.worthwhile_threads = choose, lambda *sizes: threads
     torch.set_num_threads(threads)
     try:
         yield
     finally:
-        cpu.choose = original
+        cpu.choose, cpu.worthwhile_threads = original, worthwhile
         torch.set_num_threads(before)

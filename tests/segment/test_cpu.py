@@ -73,12 +73,26 @@ def test_batches_and_index_dtypes(batch, where):
     [(n, torch.float32) for n in (0, 1, 255, 256, 257, 512, 65536, 65537)]
     + [(n, torch.bfloat16) for n in (256, 257, 65536 + 300)],
 )
-def test_odometer(members, dtype):
+@pytest.mark.parametrize("columns", [1, 2])
+def test_odometer(members, dtype, columns):
     """One segment of exactly so many members between two short ones: every carry of the odometer."""
     where = torch.cat([torch.full((members,), 1), torch.tensor([0, 2, 2])])
     where = where[torch.randperm(len(where))]
-    dest, source = values((1, 3, 2), dtype), values((1, len(where), 2), dtype)
+    dest, source = values((1, 3, columns), dtype), values((1, len(where), columns), dtype)
     check_all_forms(dest, where, source, "sum", threads=(1, 3))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int32, torch.complex64], ids=str)
+@pytest.mark.parametrize("stride", [0, 1, 3])
+def test_single_columns(dtype, stride):
+    """One segment with most of the rows, long runs of it and short ones, in every layout of a single column."""
+    rows, segments = 9000, 50
+    where = index(rows, segments, skip=True, wrap=True)
+    where[100:5000] = 7
+    where[5000:8000:2] = 7
+    dest = values((1, segments, 1), dtype)
+    source = values((1, 3 * rows, 1), dtype).as_strided((1, rows, 1), (3 * rows, stride, 1))
+    check_all_forms(dest, where, source, "sum", wrap=True, threads=(1, 3))
 
 
 @pytest.mark.parametrize(("reduce", "members"), [("prod", 20_000), ("amax", 6000), ("amin", 6000)])

@@ -43,6 +43,14 @@ def test_scratch_is_bounded_by_the_operands():
     assert choose(sizes).owner_bytes * sizes.threads <= max(MODEL.scratch_share * operands, 2 * MODEL.least_scratch)
 
 
+def test_small_calls_take_one_thread():
+    assert choose(BASE).threads > 1
+    assert choose(BASE._replace(rows=1000, segments=100)).threads == 1
+    assert choose(BASE._replace(rows=1000, segments=10**6)).threads > 1, "a large output is work as well"
+    assert choose(BASE._replace(rows=1000, segments=10**6, in_place=True)).threads == 1, "its other rows are left alone"
+    assert choose(BASE._replace(rows=100, features=256, segments=10)).form is Strategy.SCAN, "alone, rows are scanned"
+
+
 def test_too_many_rows_for_a_sort():
     with pytest.raises(OverflowError, match="2147483648 rows; a reduction other than a sum takes at most 2147483647"):
         choose(BASE._replace(rows=2**31, scannable=False))

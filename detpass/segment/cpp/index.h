@@ -33,13 +33,25 @@ template <class I> struct Index {
 
 constexpr i64 BLOCK = 2048;  // rows looked at in one go by a scan
 
-// The rows of [first, last) whose segment lies in [low, low + count): offsets from `first`, segments from `low`.
-template <class I>
-inline i64 select(const Index<I>& ix, i64 first, i64 last, i64 low, i64 count, i32* rows, i32* segments) {
+// What `select` writes beside the segment of each row it picks: the row itself, as an offset from `first`.
+struct RowNumbers {
+  i32* rows;
+  i64 first;
+  void one(i64 i, i64 at) const { rows[at] = i32(i - first); }
+#if defined(__AVX512F__) && defined(__AVX512VL__)
+  void eight(i64 i, __mmask8 mine, i64 at) const {
+    const __m256i row = _mm256_add_epi32(_mm256_set1_epi32(i32(i - first)), _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows + at), _mm256_maskz_compress_epi32(mine, row));
+  }
+#endif
+};
+
+// The rows of [first, last) whose segment lies in [low, low + count): what `emit` writes of each, segments from `low`.
+template <class I, class Emit>
+inline i64 select(const Index<I>& ix, i64 first, i64 last, i64 low, i64 count, const Emit emit, i32* segments) {
   i64 found = 0, i = first;
 #if defined(__AVX512F__) && defined(__AVX512VL__)
   if (ix.stride == 1) {
-    __m256i row = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i base = _mm512_set1_epi64(low), size = _mm512_set1_epi64(count);
     const __m512i turn = _mm512_set1_epi64(ix.wrap ? ix.segments : 0), zero = _mm512_setzero_si512();
     for (; i + 8 <= last; i += 8) {
@@ -49,17 +61,16 @@ inline i64 select(const Index<I>& ix, i64 first, i64 last, i64 low, i64 count, i
       k = _mm512_mask_add_epi64(k, _mm512_cmplt_epi64_mask(k, zero), k, turn);
       k = _mm512_sub_epi64(k, base);
       const __mmask8 mine = _mm512_cmplt_epu64_mask(k, size);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows + found), _mm256_maskz_compress_epi32(mine, row));
+      emit.eight(i, mine, found);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(segments + found),
                           _mm256_maskz_compress_epi32(mine, _mm512_cvtepi64_epi32(k)));
       found += __builtin_popcount(mine);
-      row = _mm256_add_epi32(row, _mm256_set1_epi32(8));
     }
   }
 #endif
   for (; i < last; i++) {
     const i64 k = ix[i] - low;
-    rows[found] = i32(i - first);
+    emit.one(i, found);
     segments[found] = i32(k);
     found += u64(k) < u64(count);
   }
@@ -67,26 +78,27 @@ inline i64 select(const Index<I>& ix, i64 first, i64 last, i64 low, i64 count, i
 }
 
 // The same, the index type known at run time only: one dispatch for a block.
-__attribute__((noinline)) static i64 select_rows(const Call& c, i64 first, i64 last, i64 low, i64 count, i32* rows,
+template <class Emit>
+__attribute__((noinline)) static i64 select_rows(const Call& c, i64 first, i64 last, i64 low, i64 count, const Emit emit,
                                                  i32* segments) {
-  return c.index_bytes == 8 ? select(Index<i64>(c), first, last, low, count, rows, segments)
-                            : select(Index<i32>(c), first, last, low, count, rows, segments);
+  return c.index_bytes == 8 ? select(Index<i64>(c), first, last, low, count, emit, segments)
+                            : select(Index<i32>(c), first, last, low, count, emit, segments);
 }
 __attribute__((noinline)) static i64 first_bad_row(const Call& c) {
   return c.index_bytes == 8 ? Index<i64>(c).first_bad() : Index<i32>(c).first_bad();
 }
 
-// Whether one segment has more than the call's share of the rows, judged by a sample. It decides time alone.
-__attribute__((noinline)) static bool has_hot_segment(const Call& c) {
+// Whether one segment has more than `permille` of the rows, judged by a sample. It decides time alone.
+__attribute__((noinline)) static bool has_hot_segment(const Call& c, i64 permille) {
   constexpr i64 SAMPLE = 512;
-  if (!c.hot_permille || c.rows < 8 * SAMPLE) return false;
+  if (!permille || c.rows < 8 * SAMPLE) return false;
   std::vector<i64> seen(SAMPLE);
   for (i64 j = 0; j < SAMPLE; j++) {
     const i64 i = c.rows * j / SAMPLE * c.index_stride;
     seen[size_t(j)] = c.index_bytes == 8 ? reinterpret_cast<const i64*>(c.index)[i] : reinterpret_cast<const i32*>(c.index)[i];
   }
   std::sort(seen.begin(), seen.end());
-  const i64 run = SAMPLE * c.hot_permille / 1000;
+  const i64 run = SAMPLE * permille / 1000;
   for (i64 j = 0; j + run < SAMPLE; j++)
     if (seen[size_t(j)] == seen[size_t(j + run)]) return true;
   return false;

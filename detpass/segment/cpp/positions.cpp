@@ -21,7 +21,7 @@ template <class I> static i64 count(const Call& c) {
     for (i64 from = low; from < high; from += i64(1) << 30) {
       const i64 size = std::min(high - from, i64(1) << 30);
       for (i64 first = 0; first < c.rows; first += BLOCK) {
-        const i64 found = select(ix, first, std::min(c.rows, first + BLOCK), from, size, rows, segments);
+        const i64 found = select(ix, first, std::min(c.rows, first + BLOCK), from, size, RowNumbers{rows, first}, segments);
         for (i64 j = 0; j < found; j++) out[from + segments[j]]++;
         owned += found;
       }
@@ -43,7 +43,7 @@ template <class I, class P> static i64 last_by_table(const Call& c) {
     for (i64 from = low; from < high; from += i64(1) << 30) {
       const i64 size = std::min(high - from, i64(1) << 30);
       for (i64 first = 0; first < c.rows; first += BLOCK) {
-        const i64 found = select(ix, first, std::min(c.rows, first + BLOCK), from, size, rows, segments);
+        const i64 found = select(ix, first, std::min(c.rows, first + BLOCK), from, size, RowNumbers{rows, first}, segments);
         for (i64 j = 0; j < found; j++) table[size_t(from + segments[j])] = P(first + rows[j]);
       }
     }

@@ -83,15 +83,39 @@ template <class K> INLINE void add_row(typename K::Value* a, const typename K::S
   add_tail<K, L / 2>(a + d, r + d, width - d);
 }
 
+// What `select` writes of a row where there is a single column: its value, widened.
+template <class K> struct Values {
+  using T = typename K::Stored;
+  using A = typename K::Value;
+  const T* source;
+  i64 stride;
+  A* values;
+  void one(i64 i, i64 at) const { values[at] = K::template load<1>(source + i * stride)[0]; }
+#if defined(__AVX512F__) && defined(__AVX512VL__)
+  void eight(i64 i, __mmask8 mine, i64 at) const {
+    Vec<T, 8> stored;
+    if (stride == 1) stored = load_bits<Vec<T, 8>>(source + i);
+    else for (int l = 0; l < 8; l++) stored[l] = source[(i + l) * stride];
+    const Vec<A, 8> v = K::template load<8>(reinterpret_cast<const T*>(&stored));
+    if constexpr (sizeof(A) == 4)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(values + at), _mm256_maskz_compress_epi32(mine, cast_bits<__m256i>(v)));
+    else _mm512_storeu_si512(values + at, _mm512_maskz_compress_epi64(mine, cast_bits<__m512i>(v)));
+  }
+#endif
+};
+
 template <class K> struct Scan {
   using T = typename K::Stored;
   using A = typename K::Value;
   const Call& c;
   // Accumulators live in the output itself where that is fresh memory of the accumulation dtype.
   bool direct;
+  // A single column most of whose rows belong to one segment.
+  bool hot;
 
   explicit Scan(const Call& c_)
-      : c(c_), direct(std::is_same<T, A>::value && c_.out != c_.dest && c_.out_row == c_.features) {}
+      : c(c_), direct(std::is_same<T, A>::value && c_.out != c_.dest && c_.out_row == c_.features),
+        hot(c_.features == 1 && has_hot_segment(c_, 300)) {}
 
   struct Cell {  // the accumulator of a single column beside its count: one cache line for both
     A sum;
@@ -118,7 +142,7 @@ template <class K> struct Scan {
     constexpr i64 AHEAD = 12;
     const i64 features = FEATURES ? FEATURES : width;
     for (i64 j = 0; j < found; j++) {
-      if (FEATURES != 1 && j + AHEAD < found) {
+      if (j + AHEAD < found) {
         prefetch(sums + i64(segments[j + AHEAD]) * features, features * i64(sizeof(A)));
         prefetch(block + i64(rows[j + AHEAD]) * stride, features * i64(sizeof(T)));
       }
@@ -129,14 +153,35 @@ template <class K> struct Scan {
     }
   }
 
-  static __attribute__((noinline)) void add_cells(Cell* __restrict cells, const T* __restrict block, i64 stride,
-                                                  const i32* __restrict rows, const i32* __restrict segments, i64 found,
-                                                  Carry<A>& carry) {
+  // The same for a single column.
+  static __attribute__((noinline)) void add_values(A* __restrict sums, u8* __restrict used, const A* __restrict values,
+                                                   const i32* __restrict segments, i64 found, Carry<A>& carry) {
+    for (i64 j = 0; j < found; j++) {
+      const i64 s = segments[j];
+      sums[s] = sums[s] + values[j];
+      if (__builtin_expect(++used[s] == 0, 0)) carry.push(s, sums + s);
+    }
+  }
+  // HOT: most rows belong to one segment; those that follow one another are summed in a register, where each addition
+  // would wait for the store of the one before. Elsewhere the branch costs more than it saves.
+  template <bool HOT>
+  static __attribute__((noinline)) void add_cells(Cell* __restrict cells, const A* __restrict values,
+                                                  const i32* __restrict segments, i64 found, Carry<A>& carry) {
     for (i64 j = 0; j < found; j++) {
       const i64 s = segments[j];
       Cell& cell = cells[s];
-      add_row<K>(&cell.sum, block + i64(rows[j]) * stride, 1);
+      cell.sum = cell.sum + values[j];
       if (__builtin_expect((++cell.used & 255) == 0, 0)) carry.push(s, &cell.sum);
+      if constexpr (HOT) {
+        A sum = cell.sum;
+        u32 used = cell.used;
+        for (; j + 1 < found && segments[j + 1] == s; j++) {
+          sum = sum + values[j + 1];
+          if (__builtin_expect((++used & 255) == 0, 0)) carry.push(s, &sum);
+        }
+        cell.sum = sum;
+        cell.used = used;
+      }
     }
   }
 
@@ -159,12 +204,21 @@ template <class K> struct Scan {
     const bool in_cells = FEATURES == 1 && count * i64(sizeof(Cell)) <= c.owner_bytes;
     if (in_cells) room.cells.assign(size_t(count), Cell{A(0), 0});
     alignas(64) i32 rows[BLOCK + 16], segments[BLOCK + 16];
+    alignas(64) A values[FEATURES == 1 ? BLOCK + 16 : 1];
     i64 owned = 0;
     for (i64 first = 0; first < c.rows; first += BLOCK) {
-      const i64 found = select_rows(c, first, std::min(c.rows, first + BLOCK), low, count, rows, segments);
-      const T* block = source + first * c.source_row;
-      if (in_cells) add_cells(room.cells.data(), block, c.source_row, rows, segments, found, carry);
-      else add_block<FEATURES>(sums, used, block, c.source_row, features, rows, segments, found, carry);
+      const i64 last = std::min(c.rows, first + BLOCK);
+      i64 found;
+      if constexpr (FEATURES == 1) {
+        found = select_rows(c, first, last, low, count, Values<K>{source, c.source_row, values}, segments);
+        if (in_cells && hot) add_cells<true>(room.cells.data(), values, segments, found, carry);
+        else if (in_cells) add_cells<false>(room.cells.data(), values, segments, found, carry);
+        else add_values(sums, used, values, segments, found, carry);
+      } else {
+        found = select_rows(c, first, last, low, count, RowNumbers{rows, first}, segments);
+        const T* block = source + first * c.source_row;
+        add_block<FEATURES>(sums, used, block, c.source_row, features, rows, segments, found, carry);
+      }
       owned += found;
     }
     if (in_cells)
@@ -178,8 +232,9 @@ template <class K> struct Scan {
 
   void finish(i64 b, i64 low, i64 count, A* sums, const u8* used, const Carry<A>& carry, T* out) const {
     for (i64 s : carry.segment) carry.total(s, sums + s * c.features);
-    if (direct && !c.dest) {
-      if constexpr (std::is_floating_point<A>::value) settle_nan(sums, count * c.features);
+    if (!c.dest && c.out_row == c.features) {  // a segment without members has the sum +0.0
+      if (!direct) write(sums, nullptr, out, count * c.features);
+      else if constexpr (std::is_floating_point<A>::value) settle_nan(sums, count * c.features);
       return;
     }
     const T* dest = c.dest ? reinterpret_cast<const T*>(c.dest) + b * c.dest_batch + low * c.dest_row : nullptr;
@@ -187,7 +242,7 @@ template <class K> struct Scan {
       A* sum = sums + s * c.features;
       T* to = out + s * c.out_row;
       const T* from = dest ? dest + s * c.dest_row : nullptr;
-      if (used[s] || (!carry.segment.empty() && carry.find(s) >= 0)) write(sum, from, to);
+      if (used[s] || (!carry.segment.empty() && carry.find(s) >= 0)) write(sum, from, to, c.features);
       else if (!from) std::fill(to, to + c.features, T(0));
       else if (from != to) memcpy(to, from, size_t(c.features) * sizeof(T));
     }
@@ -199,11 +254,19 @@ template <class K> struct Scan {
     const auto stored = K::template finish<L>(v);
     memcpy(to, &stored, sizeof(stored));
   }
-  void write(const A* sum, const T* from, T* to) const {
+  template <int L> static INLINE void write_tail(const A* sum, const T* from, T* to, i64 width) {
+    if constexpr (L >= 1) {
+      const bool some = width & L;
+      if (some) write_some<L>(sum, from, to);
+      const i64 done = some ? L : 0;
+      write_tail<L / 2>(sum + done, from ? from + done : nullptr, to + done, width);
+    }
+  }
+  static void write(const A* sum, const T* from, T* to, i64 width) {
     constexpr int L = VECTOR_BYTES / int(sizeof(A));
     i64 d = 0;
-    for (; d + L <= c.features; d += L) write_some<L>(sum + d, from ? from + d : nullptr, to + d);
-    for (; d < c.features; d++) write_some<1>(sum + d, from ? from + d : nullptr, to + d);
+    for (; d + L <= width; d += L) write_some<L>(sum + d, from ? from + d : nullptr, to + d);
+    write_tail<L / 2>(sum + d, from ? from + d : nullptr, to + d, width - d);
   }
   static void settle_nan(A* sums, i64 n) {
     for (i64 i = 0; i < n; i++) sums[i] = sums[i] == sums[i] ? sums[i] : std::numeric_limits<A>::quiet_NaN();

@@ -3,7 +3,7 @@
 #include "sorted.h"
 
 template <class K> static i64 run(const Call& c) {
-  if (c.form == SCAN && !has_hot_segment(c)) return scan<K>(c);
+  if (c.form == SCAN && !has_hot_segment(c, c.hot_permille)) return scan<K>(c);
   return sorted<K>(c);
 }
 
