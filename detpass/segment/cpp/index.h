@@ -37,6 +37,7 @@ constexpr i64 BLOCK = 2048;  // rows looked at in one go by a scan
 struct RowNumbers {
   i32* rows;
   i64 first;
+  void ahead(i64) const {}
   void one(i64 i, i64 at) const { rows[at] = i32(i - first); }
 #if defined(__AVX512F__) && defined(__AVX512VL__)
   void eight(i64 i, __mmask8 mine, i64 at) const {
@@ -55,6 +56,8 @@ inline i64 select(const Index<I>& ix, i64 first, i64 last, i64 low, i64 count, c
     const __m512i base = _mm512_set1_epi64(low), size = _mm512_set1_epi64(count);
     const __m512i turn = _mm512_set1_epi64(ix.wrap ? ix.segments : 0), zero = _mm512_setzero_si512();
     for (; i + 8 <= last; i += 8) {
+      __builtin_prefetch(ix.data + i + BLOCK);  // the hardware's own prefetching stops at each page
+      emit.ahead(i + BLOCK);
       __m512i k;
       if constexpr (sizeof(I) == 8) k = _mm512_loadu_si512(ix.data + i);
       else k = _mm512_cvtepi32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(ix.data + i)));

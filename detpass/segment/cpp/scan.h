@@ -90,6 +90,7 @@ template <class K> struct Values {
   const T* source;
   i64 stride;
   A* values;
+  void ahead(i64 i) const { __builtin_prefetch(source + i * stride); }
   void one(i64 i, i64 at) const { values[at] = K::template load<1>(source + i * stride)[0]; }
 #if defined(__AVX512F__) && defined(__AVX512VL__)
   void eight(i64 i, __mmask8 mine, i64 at) const {
