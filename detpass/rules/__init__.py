@@ -17,6 +17,7 @@ from detpass.rules.adaptive_pooling import (
 )
 from detpass.rules.catalogue import entries, hazard
 from detpass.rules.ctc import CtcLoss, CudnnCtcLoss
+from detpass.rules.deformable import DeformConv2dBackward
 from detpass.rules.embedding import EmbeddingBagBackward, EmbeddingDenseBackward
 from detpass.rules.folding import Col2Im
 from detpass.rules.grid_sample import GridSampleBackward
@@ -29,7 +30,7 @@ from detpass.rules.max_pooling import MaxPoolBackward
 from detpass.rules.native import DeterministicKernel
 from detpass.rules.padding import ReplicationPadBackward
 from detpass.rules.pooling import AvgPoolBackward
-from detpass.rules.regions import RoiAlignBackward, RoiPoolBackward
+from detpass.rules.regions import PsRoiPoolBackward, RoiAlignBackward, RoiPoolBackward
 from detpass.rules.resampling import ResamplingBackward
 from detpass.rules.scan import FixedOrderScan
 from detpass.rules.scatter import ScatterReduce
@@ -58,6 +59,8 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     GridSampleBackward(),
     RoiAlignBackward(),
     RoiPoolBackward(),
+    PsRoiPoolBackward(),
+    DeformConv2dBackward(),
     FixedOrderScan(),
     SmallestIndexAmongEquals(),
     Histc(),

@@ -100,13 +100,13 @@ SPATIAL = (
           GPU, ATOMIC, SEGMENT, "grid_sample_backward", _test("grid_sample"), ("torch.nn.functional.grid_sample",)),
     Entry("roi_align, ps_roi_align backward (torchvision)",
           ("torchvision._roi_align_backward.default", "torchvision._ps_roi_align_backward.default"),
-          GPU, ATOMIC, SEGMENT, "roi_align_backward", _test("regions"),
-          note="covered in float32 and float64 with sampling_ratio > 0; otherwise the places depend on the regions"),
+          GPU, ATOMIC, SEGMENT, "roi_align_backward", _test("regions")),
     Entry("roi_pool backward (torchvision)", ("torchvision._roi_pool_backward.default",),
           GPU, ATOMIC, SEGMENT, "roi_pool_backward", _test("regions")),
-    Entry("ps_roi_pool, deform_conv2d backward (torchvision)",
-          ("torchvision._ps_roi_pool_backward.default", "torchvision._deform_conv2d_backward.default"),
-          GPU, ATOMIC, UNCOVERED, note="a rule of your own can cover it"),
+    Entry("ps_roi_pool backward (torchvision)", ("torchvision._ps_roi_pool_backward.default",),
+          GPU, ATOMIC, CLOSED, "ps_roi_pool_backward", _test("regions")),
+    Entry("deform_conv2d backward (torchvision)", ("torchvision._deform_conv2d_backward.default",),
+          GPU, ATOMIC, SEGMENT, "deform_conv2d_backward", _test("deformable")),
 )  # fmt: skip
 
 ORDER = (

@@ -1,4 +1,4 @@
-"""Backward of torchvision's pooling over regions of interest: a segment sum over the cells that regions share.
+"""Backward of torchvision's pooling over regions of interest: a segment sum over shared cells, or matrix products.
 
 Before::
 
@@ -8,15 +8,18 @@ After, with ``ratio * ratio`` sampling points in each bin and four cells around 
 
     grad_input = segment_reduce(grad[bin] * weight[point, cell] / ratio ** 2, cell[point, cell])
 
-The position-sensitive form reads another group of channels in each bin: the bin is part of the cell's number there.
-``roi_pool`` recorded the cell that each value came from: one segment sum over those numbers. Additions to a cell
-follow regions, bins row-major, points and cells of a point in order. The formulas are those of torchvision's
-``csrc/ops/cuda/roi_align_kernel.cu`` and its neighbours. On a CPU its kernels are one loop on one thread.
+``sampling_ratio <= 0``, torchvision's default, makes the number of points depend on the regions. Then, with the weights
+of ``region_weights.py``, whose sizes do not, and the two products of ``region_products.py``::
 
-``sampling_ratio <= 0`` makes the number of points depend on the data and is not covered; nor is half precision, whose
-places the kernels round in a way that compiled code does not. torchvision need not be installed.
+    grad_input = spread(grad / points, row_weights, column_weights, sample)
 
-Neighbours: ``grid_sample.py`` (a grid that is data), ``max_pooling.py``.
+So it is for ``ps_roi_pool``, whose bins are rectangles of cells. The position-sensitive forms read another group of
+channels in each bin. ``roi_pool`` recorded the cell that each value came from: one segment sum over those numbers.
+In segment sums additions to a cell follow regions, bins row-major, points and cells of a point in order. The formulas
+are those of torchvision's ``csrc/ops/cuda``; half precision, which they compute places in, sums in float32 here. On a
+CPU its kernels are one loop on one thread. torchvision need not be installed.
+
+Neighbours: ``deformable.py``, ``grid_sample.py`` (a grid that is data), ``max_pooling.py``.
 """
 
 from __future__ import annotations
@@ -28,14 +31,18 @@ import torch
 from torch import Tensor, fx
 
 from detpass import segment
-from detpass.graph_query import arguments, label, tensor_of
-from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
+from detpass.graph_query import arguments, label
+from detpass.rule import Match, Rule, RuleContext, Safe, Treatment, Verdict
+from detpass.rules.half_rounding import rounding
+from detpass.rules.plane_scatter import accumulation_dtype
+from detpass.rules.region_products import spread
+from detpass.rules.region_weights import Extents, bin_starts, covering, extents, places, point_counts, sampled
 
 ON_ONE_THREAD = Safe("torchvision's CPU kernel is a loop on one thread")
 SIZES = ("batch_size", "channels", "height", "width")
 
 
-def _overloads(*names: str) -> tuple[Any, ...]:
+def overloads(*names: str) -> tuple[Any, ...]:
     """Operators of torchvision; for one that is not loaded its name, which is no node's target."""
     library = torch.ops.torchvision
     return tuple(
@@ -44,23 +51,18 @@ def _overloads(*names: str) -> tuple[Any, ...]:
 
 
 class RoiAlignBackward(Rule):
-    """``_roi_align_backward`` and ``_ps_roi_align_backward`` with a given number of sampling points."""
+    """``_roi_align_backward`` and ``_ps_roi_align_backward``, the number of sampling points given or adaptive."""
 
     name = "roi_align_backward"
 
     @property
     def targets(self) -> tuple[Any, ...]:  # type: ignore[override]  # torchvision may be imported after detpass
-        return _overloads("_roi_align_backward", "_ps_roi_align_backward")
+        return overloads("_roi_align_backward", "_ps_roi_align_backward")
 
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
         if context.device.type != "cuda":
             return ON_ONE_THREAD
         given = arguments(node)
-        grad = tensor_of(given["grad"])
-        if grad is None or grad.dtype not in (torch.float32, torch.float64):
-            return NoMatch(Inapplicable.DTYPE, node, "places are computed in float32 and float64 only")
-        if given["sampling_ratio"] <= 0:
-            return NoMatch(Inapplicable.UNKNOWN_SIZE, node, "the number of sampling points depends on the regions")
         sensitive = "channel_mapping" in given
         parameters = {
             "scale": given["spatial_scale"],
@@ -70,7 +72,10 @@ class RoiAlignBackward(Rule):
             "op": label(node),
         }
         operands = (given["grad"], given["rois"], *(given[name] for name in SIZES))
-        return Match(operands, "regions share cells; they are data", parameters, Treatment.SEGMENT)
+        if given["sampling_ratio"] > 0:
+            return Match(operands, "regions share cells; they are data", parameters, Treatment.SEGMENT)
+        reason = "each bin's weights are the product of those of rows and of columns"
+        return Match(operands, reason, parameters, Treatment.CLOSED_FORM)
 
     def replacement(
         self,
@@ -87,32 +92,101 @@ class RoiAlignBackward(Rule):
         sensitive: bool,
         op: str,
     ) -> Tensor:
-        regions, depth, rows, columns = grad.shape
-        x0, y0, x1, y1 = (rois[:, 1:] * scale - (0.5 if aligned else 0.0)).unbind(1)
+        regions = _Regions(rois.to(accumulation_dtype(rois.dtype)), rois.dtype)
+        wide = grad.to(accumulation_dtype(grad.dtype))
         # The position-sensitive kernel takes malformed regions as they are, and so does an aligned one.
-        least = None if aligned else 1.0
-        y = _points(y0, y1, least, rows, ratio, height)  # [regions, rows, 1, ratio, 1, 2, 1]
-        x = _points(x0, x1, least, columns, ratio, width)
-        y, x = y.spread(2, 4, 6), x.spread(1, 3, 5)
+        y, x = regions.extents(grad.shape[2:], scale, 0.5 if aligned else 0.0, None if aligned else 1.0)
+        if ratio > 0:
+            total = _at_points(wide, regions.numbers, y, x, batch, height, width, ratio, sensitive, op)
+        else:
+            total = _adaptive(wide, segment.linear_index([regions.numbers], [batch], False, op), y, x, batch, height,
+                              width, sensitive)  # fmt: skip
+        return total.reshape(batch, channels, height, width).to(grad.dtype)
 
-        groups = rows * columns if sensitive else 1
-        group = rois[:, 0].to(torch.int64).reshape(-1, 1, 1) * groups
-        if sensitive:
-            group = group + torch.arange(rows * columns, device=grad.device).reshape(1, rows, columns)
-        group = group.expand(regions, rows, columns).reshape(regions, rows, columns, 1, 1, 1, 1)
-        cell = (group * height + y.cell) * width + x.cell
-        index = torch.where(y.inside & x.inside, cell, segment.skipped_value(torch.int64))
 
-        values = grad.permute(0, 2, 3, 1).reshape(regions, rows, columns, 1, 1, 1, 1, depth)
-        shares = values * (y.weight * x.weight).unsqueeze(-1) / (ratio * ratio)
-        total = segment.segment_reduce(
-            shares.reshape(1, -1, depth), index.reshape(-1), batch * groups * height * width, "sum", False, op
-        )
-        return (
-            total.reshape(batch, groups, height, width, depth)
-            .permute(0, 4, 1, 2, 3)
-            .reshape(batch, channels, height, width)
-        )
+def _at_points(
+    grad: Tensor,
+    sample: Tensor,
+    y_axis: Extents,
+    x_axis: Extents,
+    batch: Any,
+    height: Any,
+    width: Any,
+    ratio: int,
+    sensitive: bool,
+    op: str,
+) -> Tensor:
+    """A segment sum over the cells around ``ratio * ratio`` points in each bin."""
+    regions, depth, rows, columns = grad.shape
+    y = _points(y_axis, rows, ratio, height)  # [regions, rows, 1, ratio, 1, 2, 1]
+    x = _points(x_axis, columns, ratio, width)
+    y, x = y.spread(2, 4, 6), x.spread(1, 3, 5)
+
+    groups = rows * columns if sensitive else 1
+    group = sample.reshape(-1, 1, 1) * groups
+    if sensitive:
+        group = group + torch.arange(rows * columns, device=grad.device).reshape(1, rows, columns)
+    group = group.expand(regions, rows, columns).reshape(regions, rows, columns, 1, 1, 1, 1)
+    cell = (group * height + y.cell) * width + x.cell
+    index = torch.where(y.inside & x.inside, cell, segment.skipped_value(torch.int64))
+
+    values = grad.permute(0, 2, 3, 1).reshape(regions, rows, columns, 1, 1, 1, 1, depth)
+    shares = values * (y.weight * x.weight).unsqueeze(-1) / (ratio * ratio)
+    total = segment.segment_reduce(
+        shares.reshape(1, -1, depth), index.reshape(-1), batch * groups * height * width, "sum", False, op
+    )
+    return total.reshape(batch, groups, height, width, depth).permute(0, 4, 1, 2, 3)
+
+
+def _adaptive(
+    grad: Tensor, sample: Tensor, y: Extents, x: Extents, batch: Any, height: Any, width: Any, sensitive: bool
+) -> Tensor:
+    """Two products with the weights of rows and columns; ``sample`` is checked."""
+    bins_h, bins_w = grad.shape[2:]
+    points = (point_counts(y) * point_counts(x)).reshape(-1, 1, 1, 1)
+    share = torch.where(points > 0, grad / points, 0)
+    return spread(share, sampled(y, bins_h, height), sampled(x, bins_w, width), sample, batch, sensitive)
+
+
+class PsRoiPoolBackward(Rule):
+    """``_ps_roi_pool_backward``: each bin's gradient is shared evenly between the cells of its rectangle."""
+
+    name = "ps_roi_pool_backward"
+
+    @property
+    def targets(self) -> tuple[Any, ...]:  # type: ignore[override]  # torchvision may be imported after detpass
+        return overloads("_ps_roi_pool_backward")
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        if context.device.type != "cuda":
+            return ON_ONE_THREAD
+        given = arguments(node)
+        parameters = {"scale": given["spatial_scale"], "op": label(node)}
+        operands = (given["grad"], given["rois"], *(given[name] for name in SIZES))
+        return Match(operands, "a bin covers some rows and some columns", parameters, Treatment.CLOSED_FORM)
+
+    def replacement(
+        self,
+        grad: Tensor,
+        rois: Tensor,
+        batch: Any,
+        channels: Any,
+        height: Any,
+        width: Any,
+        *,
+        scale: float,
+        op: str,
+    ) -> Tensor:
+        regions = _Regions(rois.to(accumulation_dtype(rois.dtype)), rois.dtype)
+        wide = grad.to(accumulation_dtype(grad.dtype))
+        x0, y0, x1, y1 = regions.corners
+        rows = covering(y0, y1, grad.shape[2], scale, height, rois.dtype)
+        columns = covering(x0, x1, grad.shape[3], scale, width, rois.dtype)
+        area = rows.count.unsqueeze(2) * columns.count.unsqueeze(1)  # [regions, rows, columns]
+        share = wide / area.clamp(min=1).unsqueeze(1)
+        sample = segment.linear_index([regions.numbers], [batch], False, op)
+        total = spread(share, rows.mask.to(wide.dtype), columns.mask.to(wide.dtype), sample, batch, True)
+        return total.reshape(batch, channels, height, width).to(grad.dtype)
 
 
 class RoiPoolBackward(Rule):
@@ -122,7 +196,7 @@ class RoiPoolBackward(Rule):
 
     @property
     def targets(self) -> tuple[Any, ...]:  # type: ignore[override]  # torchvision may be imported after detpass
-        return _overloads("_roi_pool_backward")
+        return overloads("_roi_pool_backward")
 
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
         if context.device.type != "cuda":
@@ -144,6 +218,35 @@ class RoiPoolBackward(Rule):
 
 
 @dataclass(frozen=True)
+class _Regions:
+    """Regions of samples, ``[r, 5]``: a sample's number and two corners."""
+
+    values: Tensor
+    """In an accumulation dtype."""
+    dtype: torch.dtype
+    """What they came in, which the kernels compute places in."""
+
+    @property
+    def numbers(self) -> Tensor:
+        """``int64[r]``: the sample of each region, not checked."""
+        return self.values[:, 0].to(torch.int64)
+
+    @property
+    def corners(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """``[r]`` each: x and y of the first corner and of the second."""
+        x0, y0, x1, y1 = self.values[:, 1:].unbind(1)
+        return x0, y0, x1, y1
+
+    def extents(self, bins: Any, scale: float, offset: float, least: float | None) -> tuple[Extents, Extents]:
+        """Along the rows (y) and along the columns (x) of cells."""
+        x0, y0, x1, y1 = self.corners
+        return (
+            extents(y0, y1, bins[0], scale, offset, least, self.dtype),
+            extents(x0, x1, bins[1], scale, offset, least, self.dtype),
+        )
+
+
+@dataclass(frozen=True)
 class _Points:
     """The two cells around each sampling point along one axis: ``[regions, bins, points, 2]`` each."""
 
@@ -162,14 +265,10 @@ class _Points:
         return _Points(one(self.cell), one(self.weight), one(self.inside))
 
 
-def _points(start: Tensor, end: Tensor, least: float | None, bins: Any, ratio: int, cells: Any) -> _Points:
-    extent = end - start
-    if least is not None:
-        extent = extent.clamp(min=least)
-    step = (extent / bins).reshape(-1, 1, 1)
-    of_bin = torch.arange(bins, device=start.device, dtype=start.dtype).reshape(1, -1, 1)
-    of_point = torch.arange(ratio, device=start.device, dtype=start.dtype) + 0.5
-    place = start.reshape(-1, 1, 1) + of_bin * step + of_point * step / ratio
+def _points(axis: Extents, bins: Any, ratio: int, cells: Any) -> _Points:
+    point = torch.arange(ratio, device=axis.start.device, dtype=axis.start.dtype)
+    start = bin_starts(axis, bins).unsqueeze(-1)
+    place = places(start, axis.step.reshape(-1, 1, 1), point, float(ratio), rounding(axis.dtype))
     inside = (place >= -1) & (place <= cells)
     place = torch.where(inside, place.clamp(min=0), 0)
     low = place.to(torch.int64).clamp(max=cells - 1)

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import fx
 
 from detpass.backend import detpass, reports
+from detpass.rule import Rule, RuleContext, Verdict
 from tests.rules.direct import bits
+
+
+class OnCuda(Rule):
+    """A rule that decides as for CUDA, in code for a CPU: segment sums stay the CPU's operators, which can run here."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.name = f"{rule.name}_on_cuda"
+
+    @property
+    def targets(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return self.rule.targets
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        return self.rule.match(node, RuleContext(torch.device("cuda")))
+
+    def replacement(self, *operands: Any, **parameters: Any) -> Any:
+        return self.rule.replacement(*operands, **parameters)
 
 
 def gradients(function: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -27,6 +48,7 @@ def compile_and_compare(
     runs: int = 3,
     dynamic: bool | None = None,
     target: str | None = None,
+    rules: Sequence[Rule] = (),
 ) -> dict[str, tuple[str, str]]:
     """Check that compiled results equal eager's within the tolerance and each other's on the bits.
 
@@ -35,7 +57,9 @@ def compile_and_compare(
     """
     torch._dynamo.reset()
     before = len(reports())
-    options = {} if target is None else {"target": target}
+    options: dict[str, Any] = {} if target is None else {"target": target}
+    if rules:
+        options["rules"] = list(rules)
     compiled = torch.compile(function, backend=detpass, dynamic=dynamic, fullgraph=True, options=options)
     expected = gradients(function, inputs)
     # From scratch, so that the records of the compile are there to be read.

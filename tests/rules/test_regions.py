@@ -1,20 +1,22 @@
-"""roi_align, ps_roi_align and roi_pool backward: the rewritten forms against torchvision's kernels."""
+"""Backward of torchvision's pooling over regions: the rewritten forms against torchvision's kernels."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-import detpass
-from detpass.errors import UncoveredError
-from detpass.rule import Inapplicable, NoMatch, RuleContext, Safe, Treatment
-from detpass.rules.regions import RoiAlignBackward, RoiPoolBackward
-from tests.rules.direct import bits, replaced, verdict_of
+from detpass.inspection.cuda_code import CudaSettings, cuda_code_with
+from detpass.rule import Safe, Treatment
+from detpass.rules.regions import PsRoiPoolBackward, RoiAlignBackward, RoiPoolBackward
+from tests.rules.compiled import OnCuda, compile_and_compare
+from tests.rules.direct import replaced, verdict_of
+from tests.rules.vision import torchvision_ops
 
-ops = pytest.importorskip("torchvision", reason="torchvision is not installed").ops
+ops = torchvision_ops()
 library = torch.ops.torchvision
 ALIGN, SENSITIVE = library._roi_align_backward.default, library._ps_roi_align_backward.default
-POOL = library._roi_pool_backward.default
+POOL, SENSITIVE_POOL = library._roi_pool_backward.default, library._ps_roi_pool_backward.default
+ALIGN_RULE, POOL_RULE, SENSITIVE_POOL_RULE = RoiAlignBackward(), RoiPoolBackward(), PsRoiPoolBackward()
 SIZE, BINS, SCALE = (3, 12, 9, 11), (3, 2), 0.5
 
 
@@ -51,149 +53,204 @@ def pool(count=40, dtype=torch.float64):
     return gradient(count, dtype=dtype), regions(count, dtype, low=0.0), argmax, SCALE, *BINS, *SIZE
 
 
-CASES = [
-    *((RoiAlignBackward(), ALIGN, align(ratio, aligned)) for ratio in (1, 2, 3) for aligned in (False, True)),
-    *((RoiAlignBackward(), SENSITIVE, sensitive(ratio)) for ratio in (1, 2, 3)),
-    (RoiPoolBackward(), POOL, pool()),
-    (RoiAlignBackward(), ALIGN, align(2, True, count=0)),
-    (RoiAlignBackward(), SENSITIVE, sensitive(2, count=0)),
-    (RoiPoolBackward(), POOL, pool(count=0)),
-]
+def sensitive_pool(count=40, dtype=torch.float64):
+    grad, rois, mapping, *_ = sensitive(1, count, dtype)
+    return grad, rois, mapping, SCALE, *BINS, *SIZE
 
 
-@pytest.mark.parametrize(("rule", "target", "args"), CASES)
-def test_the_gradient_is_torchvisions(rule, target, args):
+RATIOS = (-1, 0, 1, 2, 3)
+MAKERS = {
+    **{f"roi_align, {ratio} points": (ALIGN_RULE, ALIGN, lambda *a, r=ratio: align(r, False, *a)) for ratio in RATIOS},
+    **{f"aligned, {ratio} points": (ALIGN_RULE, ALIGN, lambda *a, r=ratio: align(r, True, *a)) for ratio in RATIOS},
+    **{f"ps_roi_align, {ratio} points": (ALIGN_RULE, SENSITIVE, lambda *a, r=ratio: sensitive(r, *a))
+       for ratio in RATIOS},
+    "roi_pool": (POOL_RULE, POOL, pool),
+    "ps_roi_pool": (SENSITIVE_POOL_RULE, SENSITIVE_POOL, sensitive_pool),
+}  # fmt: skip
+
+
+def check(rule, target, args, rtol, atol):
     got, want = replaced(rule, target, *args, device="cuda"), target(*args)
     assert got.shape == want.shape
     assert got.dtype == want.dtype
-    # A cell adds some tens of products.
-    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize(("rule", "target", "make"), [
-    (RoiAlignBackward(), ALIGN, lambda dtype: align(2, True, dtype=dtype)),
-    (RoiAlignBackward(), SENSITIVE, lambda dtype: sensitive(2, dtype=dtype)),
-    (RoiPoolBackward(), POOL, lambda dtype: pool(dtype=dtype)),
-])  # fmt: skip
-def test_single_precision(rule, target, make):
-    args = make(torch.float32)
-    # Places up to 16 are rounded to 2 ** -20; a cell adds some tens of products with them.
-    torch.testing.assert_close(replaced(rule, target, *args, device="cuda"), target(*args), rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("count", [40, 0])
+def test_the_gradient_is_torchvisions(name, count):
+    rule, target, make = MAKERS[name]
+    # A cell adds some tens of products; places up to 16 are rounded to 2 ** -20 in float32.
+    check(rule, target, make(count), rtol=1e-11, atol=1e-12)
+    check(rule, target, make(count, torch.float32), rtol=1e-4, atol=1e-4)
 
 
-def test_regions_that_are_not_numbers_add_nothing():
-    args = list(align(2, True))
+@pytest.mark.parametrize("name", MAKERS)
+def test_half_precision(name):
+    """The same places, rounded as torchvision rounds them; its sums are rounded too, ours once at the end."""
+    rule, target, make = MAKERS[name]
+    # Some tens of additions of numbers up to three, each rounded to 2 ** -10.
+    check(rule, target, make(40, torch.float16), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25, 1 / 3])
+@pytest.mark.parametrize("cells", [(1, 1), (1, 7), (37, 5)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_regions_of_every_kind(scale, cells, dtype):
+    """Corners on cells and halfway, far outside, of no extent, much smaller than a cell and much larger than all."""
+    generator = torch.Generator().manual_seed(3)
+    corners = (torch.rand(60, 2, 2, generator=generator, dtype=torch.float64) * 1.5 - 0.25) * max(cells) / scale
+    corners = corners.sort(1).values.flatten(1)
+    corners[10:20] = corners[10:20].round()
+    corners[20:30] = (corners[20:30] * 2).round() / 2
+    corners[30:40, 2:] = corners[30:40, :2] + 10.0 ** -torch.arange(10).unsqueeze(1)
+    corners[40:45] *= 100
+    corners[45:50] = corners[45:50].roll(2, 1)
+    corners[50:55, 2:] = corners[50:55, :2]
+    sample = torch.randint(0, 2, (60, 1), generator=generator).double()
+    rois = torch.cat((sample, corners), 1).to(dtype)
+    grad = torch.randn(60, 3, *BINS, generator=generator, dtype=torch.float64).to(dtype)
+    mapping = torch.arange(18, dtype=torch.int32).reshape(1, 3, *BINS).repeat(60, 1, 1, 1)
+    # Some tens of products again, with places up to a hundred times as large where nothing but the border is met.
+    tolerance = {"rtol": 1e-10, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 3e-4}
+    for aligned in (False, True):
+        check(ALIGN_RULE, ALIGN, (grad, rois, scale, *BINS, 2, 3, *cells, 0, aligned), **tolerance)
+    check(ALIGN_RULE, SENSITIVE, (grad, rois, mapping, scale, *BINS, 0, 2, 18, *cells), **tolerance)
+    check(SENSITIVE_POOL_RULE, SENSITIVE_POOL, (grad, rois, mapping, scale, *BINS, 2, 18, *cells), **tolerance)
+
+
+@pytest.mark.parametrize("ratio", [0, 2])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_regions_that_are_not_numbers_add_nothing(ratio, wrong):
+    args = list(align(ratio, True))
     args[1] = args[1].clone()
-    args[1][3, 2] = float("nan")
+    args[1][3, 2] = wrong
     kept = torch.arange(40) != 3
-    got = replaced(RoiAlignBackward(), ALIGN, *args, device="cuda")
-    want = replaced(RoiAlignBackward(), ALIGN, args[0][kept], args[1][kept], *args[2:], device="cuda")
-    assert torch.equal(bits(got), bits(want))
+    got = replaced(ALIGN_RULE, ALIGN, *args, device="cuda")
+    less = args[0] * kept.reshape(-1, 1, 1, 1), torch.where(kept.unsqueeze(1), args[1], 0.0), *args[2:]
+    assert torch.equal(got, replaced(ALIGN_RULE, ALIGN, *less, device="cuda"))
 
 
 @pytest.mark.parametrize("sample", [-1, SIZE[0]])
-def test_a_sample_that_does_not_exist_is_an_error(sample):
-    for rule, target, args in ((RoiAlignBackward(), ALIGN, align(2, True)), (RoiPoolBackward(), POOL, pool())):
-        wrong = args[1].clone()
-        wrong[5, 0] = sample
-        with pytest.raises(IndexError):
-            rule.replacement(*operands(rule, target, args, wrong), **parameters(rule, target, args))
+@pytest.mark.parametrize("name", ["aligned, 2 points", "aligned, 0 points", "ps_roi_align, 0 points", "roi_pool",
+                                  "ps_roi_pool"])  # fmt: skip
+def test_a_sample_that_does_not_exist_is_an_error(name, sample):
+    rule, target, make = MAKERS[name]
+    args = make()
+    wrong = args[1].clone()
+    wrong[5, 0] = sample
+    with pytest.raises(IndexError):
+        rule.replacement(*operands(target, args, wrong), **parameters(rule, target, args))
 
 
 def parameters(rule, target, args):
     return verdict_of(rule, target, *args, device="cuda").parameters
 
 
-def operands(rule, target, args, rois):
+def operands(target, args, rois):
     """The operands of a rewrite with other regions: torchvision's own kernel would write outside of its result."""
-    values = [args[0], rois] if target is ALIGN else [args[0], rois, args[2]]
+    values = [args[0], rois, args[2]] if target is POOL else [args[0], rois]
     return (*values, *SIZE)
 
 
-def test_an_adaptive_number_of_points_and_half_precision_are_left():
-    for ratio in (0, -1):
-        verdict = verdict_of(RoiAlignBackward(), ALIGN, *align(ratio, True), device="cuda")
-        assert isinstance(verdict, NoMatch)
-        assert verdict.why is Inapplicable.UNKNOWN_SIZE
-    verdict = verdict_of(RoiAlignBackward(), ALIGN, *align(2, True, dtype=torch.float16), device="cuda")
-    assert isinstance(verdict, NoMatch)
-    assert verdict.why is Inapplicable.DTYPE
-
-
 def test_the_cpu_kernels_are_left():
-    for rule, target, args in CASES:
-        assert isinstance(verdict_of(rule, target, *args), Safe)
+    for rule, target, make in MAKERS.values():
+        assert isinstance(verdict_of(rule, target, *make()), Safe)
+
+
+def test_treatments():
+    for name, (rule, target, make) in MAKERS.items():
+        closed = name == "ps_roi_pool" or "0 points" in name or "-1 points" in name
+        treatment = Treatment.CLOSED_FORM if closed else Treatment.SEGMENT
+        assert verdict_of(rule, target, *make(), device="cuda").treatment is treatment
 
 
 FUNCTIONS = {
-    "roi_align": lambda x, boxes: ops.roi_align(x, boxes, BINS, SCALE, 2, True),
-    "roi_align, not aligned": lambda x, boxes: ops.roi_align(x, boxes, BINS, SCALE, 2),
-    "ps_roi_align": lambda x, boxes: ops.ps_roi_align(x, boxes, BINS, SCALE, 2),
-    "roi_pool": lambda x, boxes: ops.roi_pool(x, boxes, BINS, SCALE),
+    "roi_align": (ALIGN_RULE, lambda x, boxes: ops.roi_align(x, boxes, BINS, SCALE)),
+    "roi_align, aligned": (ALIGN_RULE, lambda x, boxes: ops.roi_align(x, boxes, BINS, SCALE, -1, True)),
+    "roi_align, 2 points": (ALIGN_RULE, lambda x, boxes: ops.roi_align(x, boxes, BINS, SCALE, 2)),
+    "ps_roi_align": (ALIGN_RULE, lambda x, boxes: ops.ps_roi_align(x, boxes, BINS, SCALE)),
+    "ps_roi_align, 2 points": (ALIGN_RULE, lambda x, boxes: ops.ps_roi_align(x, boxes, BINS, SCALE, 2)),
+    "roi_pool": (POOL_RULE, lambda x, boxes: ops.roi_pool(x, boxes, BINS, SCALE)),
+    "ps_roi_pool": (SENSITIVE_POOL_RULE, lambda x, boxes: ops.ps_roi_pool(x, boxes, BINS, SCALE)),
 }
+# The adaptive forms are the new code of every change here; the others take the same ways through the compiler.
+QUICK = ("roi_align", "ps_roi_pool")
+TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-4, torch.float16: 1e-2}
 
 
-class Elsewhere(RoiAlignBackward):
-    """The rule as on CUDA; the code that runs stays the CPU's."""
-
-    name = "elsewhere"
-
-    def match(self, node, context):
-        return super().match(node, RuleContext(torch.device("cuda")))
+def source(dtype=torch.float32):
+    values = torch.randn(SIZE, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return values.to(dtype).requires_grad_()
 
 
-class PoolElsewhere(RoiPoolBackward):
-    """As :class:`Elsewhere`."""
-
-    name = "pool_elsewhere"
-
-    def match(self, node, context):
-        return super().match(node, RuleContext(torch.device("cuda")))
+def slow_unless(quick, value):
+    return value if quick else pytest.param(value, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled(name, dynamic):
-    """The graph's form for CUDA in code for a CPU: the gradient is eager's and the report names the form."""
-    torch._dynamo.reset()
-    function = FUNCTIONS[name]
-    rules = [Elsewhere(), PoolElsewhere()]
-    compiled = torch.compile(function, backend="detpass", dynamic=dynamic, options={"rules": rules})
-    for count in (40, 23):
-        x = torch.randn(SIZE, dtype=torch.float64, requires_grad=True)
-        boxes = regions(count, low=0.0)
+@pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in FUNCTIONS])
+@pytest.mark.parametrize("dtype", [slow_unless(dtype == torch.float32, dtype) for dtype in TOLERANCES])
+@pytest.mark.parametrize("threads", [slow_unless(threads == 2, threads) for threads in (1, 2)])
+def test_compiled(name, dtype, threads):
+    """The graph's form for CUDA in code for a CPU: eager's gradient, twenty times the same bits."""
+    rule, function = FUNCTIONS[name]
+    torch.set_num_threads(threads)
+    boxes = regions(dtype=dtype, low=0.0)
+    tolerance = TOLERANCES[dtype]  # as above: a cell adds some tens of products
+    records = compile_and_compare(
+        function, source(dtype), boxes, rtol=tolerance, atol=tolerance, runs=20, rules=[OnCuda(rule)]
+    )
+    assert [rule for _, rule in records.values() if rule.endswith("_on_cuda")] == [f"{rule.name}_on_cuda"]
+
+
+@pytest.mark.parametrize("name", [slow_unless(name == "roi_align", name) for name in FUNCTIONS])
+def test_compiled_once_for_every_number_of_regions(name):
+    rule, function = FUNCTIONS[name]
+    compiled = torch.compile(function, backend="detpass", dynamic=True, options={"rules": [OnCuda(rule)]})
+    for count in (40, 23, 60):
+        x, boxes = source(torch.float64), regions(count, low=0.0)
         weight = torch.randn_like(function(x, boxes))
         (want,) = torch.autograd.grad(function(x, boxes), x, weight)
-        (got,) = torch.autograd.grad(compiled(x, boxes), x, weight)
+        with torch._dynamo.config.patch(error_on_recompile=count != 40):
+            (got,) = torch.autograd.grad(compiled(x, boxes), x, weight)
         # A cell adds some tens of products.
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
-    treatments = {record.treatment for record in detpass.last_report().records}
-    assert Treatment.SEGMENT in treatments
 
 
-def test_an_adaptive_number_of_points_is_refused_with_the_remedy():
-    compiled = torch.compile(
-        lambda x, boxes: ops.roi_align(x, boxes, BINS, SCALE), backend="detpass", options={"target": "cuda"}
-    )
-    with pytest.raises(UncoveredError, match="sampling_ratio > 0"):
-        compiled(torch.randn(SIZE, requires_grad=True), regions(dtype=torch.float32)).sum().backward()
+@pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in FUNCTIONS])
+def test_cuda_code_is_deterministic(name):
+    _, function = FUNCTIONS[name]
+    inputs = [source(), regions(dtype=torch.float32, low=0.0)]
+    code = cuda_code_with(CudaSettings("detpass", compile_kernels=False), function, inputs)
+    assert not any((code.float_atomics, code.float_scans, code.nondeterministic_externs))
+    assert not any(call.operator.endswith("_backward.default") for call in code.extern_calls)
+    plain = cuda_code_with(CudaSettings("inductor", compile_kernels=False), function, inputs)
+    assert plain.nondeterministic_externs
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, "ps_roi_pool", "deform_conv2d"])
+def test_operands_that_eager_refuses_are_refused():
+    wrong = {
+        "roi_align": (source(), regions(dtype=torch.float32)[:, :4]),
+        "ps_roi_pool": (source()[:, :-1].detach().requires_grad_(), regions(dtype=torch.float32)),
+        "ps_roi_align": (source(), regions(dtype=torch.float64)),
+    }
+    for name, inputs in wrong.items():
+        _, function = FUNCTIONS[name]
+        compiled = torch.compile(function, backend="detpass", options={"target": "cuda"})
+        for call in (function, compiled):
+            with pytest.raises((RuntimeError, AssertionError)):
+                call(*inputs).sum().backward()
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, "deform_conv2d"])
 def test_the_cpu_kernels_repeat(name):
     """Eager, two threads: the reason for which they are left."""
-    others = {
-        "ps_roi_pool": lambda x, boxes: ops.ps_roi_pool(x, boxes, BINS, SCALE),
-        "deform_conv2d": lambda x, boxes: ops.deform_conv2d(x, x.new_full((3, 18, 9, 11), 0.3), x.new_ones(4, 12, 3, 3),
-                                                            padding=1),
-    }  # fmt: skip
-    function = {**FUNCTIONS, **others}[name]
-    x, boxes = torch.randn(SIZE, requires_grad=True), regions(200, torch.float32, low=0.0)
+
+    def convolution(x, boxes):
+        return ops.deform_conv2d(x, x.new_full((3, 18, 9, 11), 0.3), x.new_ones(4, 12, 3, 3), padding=1)
+
+    function = convolution if name == "deform_conv2d" else FUNCTIONS[name][1]
+    x, boxes = source(), regions(200, torch.float32, low=0.0)
     weight = torch.randn_like(function(x, boxes))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        seen = {torch.autograd.grad(function(x, boxes), x, weight)[0].numpy().tobytes() for _ in range(20)}
-    finally:
-        torch.set_num_threads(threads)
+    seen = {torch.autograd.grad(function(x, boxes), x, weight)[0].numpy().tobytes() for _ in range(20)}
     assert len(seen) == 1
