@@ -71,11 +71,14 @@ class MaxPoolBackward(Rule):
         if grad is None or source is None:
             return NoMatch(Inapplicable.ARGUMENT, node, "operands without a known value")
         axes = 2 if node.target is self.targets[0] else 3
+        windows = pool_windows(axes, given["kernel_size"], given["stride"], given["padding"], given["dilation"])
         if axes == 2 and context.device.type == "cpu" and grad.dtype in (torch.float32, torch.float64):
             shape = {name: given[name] for name in ("kernel_size", "stride", "padding", "dilation", "ceil_mode")}
-            operands = (given["grad_output"], given["indices"], given["self"])
-            return Match(operands, "ATen's CPU kernel adds in a fixed order", {"whole": shape}, Treatment.NATIVE)
-        windows = pool_windows(axes, given["kernel_size"], given["stride"], given["padding"], given["dilation"])
+            elements = None if windows is None else _element_numbers(given["indices"], windows)
+            recorded = given["indices"] if elements is None else elements
+            parameters = {"whole": shape, "windows": windows or (), "by_element": elements is not None}
+            operands = (given["grad_output"], recorded, given["self"])
+            return Match(operands, "ATen's CPU kernel adds in a fixed order", parameters, Treatment.NATIVE)
         if windows is None:
             return NoMatch(Inapplicable.UNKNOWN_SIZE, node, "the kernel, stride, padding and dilation must be numbers")
         if not is_gathered(windows):
@@ -102,7 +105,8 @@ class MaxPoolBackward(Rule):
         if whole is not None:
             # The kernel reads the sizes and the layout of its input alone: the input itself need not be kept.
             like = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device=source.device)
-            result: torch.Tensor = NATIVE(grad, like, **whole, indices=recorded)
+            indices = cell_numbers(recorded, windows, source.shape[-1]) if by_element else recorded
+            result: torch.Tensor = NATIVE(grad, like, **whole, indices=indices)
             return result
         cells = source.shape[source.dim() - len(windows) :]
         if not gathered:
@@ -142,6 +146,25 @@ def _element_numbers(indices: Any, windows: Sequence[Window]) -> fx.Node | None:
     elements, kernel, _, stride, padding, dilation = indices.args
     same = pool_windows(len(windows), kernel, stride, padding, dilation) == tuple(windows)
     return elements if same and isinstance(elements, fx.Node) else None
+
+
+def cell_numbers(elements: torch.Tensor, windows: tuple[Window, ...], width: Any) -> torch.Tensor:
+    """The flat cells ``int64[..., H, W]`` of 2-d window element numbers, in the few instructions that this takes."""
+    down, across = windows
+    columns = across.kernel
+    number = elements.to(torch.int32)
+    row = torch.zeros_like(number)
+    for r in range(1, down.kernel):
+        row = row + (number >= r * columns).to(torch.int32)
+
+    def first(window: Window, axis: int) -> torch.Tensor:
+        return torch.arange(elements.shape[axis], device=elements.device) * window.stride - window.padding
+
+    # Element e of row r is r * dilation rows down and (e - r * columns) * dilation cells across.
+    inside = number * across.dilation - row * (columns * across.dilation)
+    start = (first(down, -2).unsqueeze(-1) + row * down.dilation) * width
+    cells: torch.Tensor = start + first(across, -1) + inside
+    return cells
 
 
 def gather_by_element(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import detpass
 from detpass.rule import Inapplicable, NoMatch, RuleContext, Treatment
-from detpass.rules.max_pooling import MaxPoolBackward, scatter_by_indices
+from detpass.rules.max_pooling import MaxPoolBackward, cell_numbers, pool_windows, scatter_by_indices
 from tests.rules.direct import bits, node_of, replaced, verdict_of
 
 aten = torch.ops.aten
@@ -43,6 +43,22 @@ def call(x, kernel, stride, padding, dilation, ceil, axes=2):
     grad = torch.randn_like(out)
     target = (aten.max_pool2d_with_indices_backward, aten.max_pool3d_with_indices_backward)[axes - 2].default
     return target, (grad, x, spread(kernel), spread(stride), spread(padding), spread(dilation), ceil, indices)
+
+
+@pytest.mark.parametrize(
+    "geometry", [each for each in GEOMETRIES if not isinstance(each[0], int) or each[0] < 9], ids=str
+)
+def test_cells_of_element_numbers(geometry):
+    """The cell that ATen recorded, put as the number of an element of its window, and back."""
+    x = torch.randn(2, 3, 17, 23)
+    *_, indices = call(x, *geometry)[1]
+    windows = pool_windows(2, *geometry[:4])
+    down, across = windows
+    height, width = (torch.arange(size) for size in indices.shape[-2:])
+    row = indices // 23 - (height.unsqueeze(-1) * down.stride - down.padding)
+    column = indices % 23 - (width * across.stride - across.padding)
+    elements = row // down.dilation * across.kernel + column // across.dilation
+    assert torch.equal(cell_numbers(elements.to(torch.int8), windows, 23), indices)
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
