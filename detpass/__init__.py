@@ -25,8 +25,8 @@ from detpass.errors import (
 )
 from detpass.packaging import aoti_compile_and_package
 from detpass.rewriting.registry import register_rule, registered_rules, unregister_rule
-from detpass.rewriting.report import Record, Report
-from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment
+from detpass.rewriting.report import Record, Report, UnknownOp
+from detpass.rule import Declared, Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment
 
 if TYPE_CHECKING:
     from detpass.inspection import InspectionReport, inspect
@@ -37,6 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ConfigurationError",
     "CudaCode",
+    "Declared",
     "DetpassError",
     "DetpassWarning",
     "EnvironmentWarning",
@@ -59,6 +60,7 @@ __all__ = [
     "Treatment",
     "UncoveredError",
     "UncoveredWarning",
+    "UnknownOp",
     "aoti_compile_and_package",
     "cuda_code",
     "inspect",

@@ -7,7 +7,6 @@ Tested on torch 2.11 to 2.14.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -158,32 +157,6 @@ def hint(value: Any) -> int:
     return int(found) if found is not None else 1
 
 
-def user_triton_kernel(node: fx.Node) -> tuple[Any, dict[str, Any]] | None:
-    """The Triton kernel that a node launches and the launch's arguments, or None for any other node."""
-    from torch._higher_order_ops.triton_kernel_wrap import (
-        kernel_side_table,
-        triton_kernel_wrapper_functional,
-        triton_kernel_wrapper_mutation,
-    )
-
-    if node.target not in (triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation):
-        return None
-    launch: dict[str, Any] = dict(node.kwargs)
-    kernel = kernel_side_table.get_kernel(launch["kernel_idx"])
-    constants = kernel_side_table.get_constant_args(launch["constant_args_idx"])
-    arguments: dict[str, Any] = launch["kwargs"]
-    values = {name: a.meta["val"] if isinstance(a, fx.Node) else a for name, a in arguments.items()}
-    return kernel, {**values, **constants}
-
-
-def triton_kernel_ir(kernel: Any, arguments: Mapping[str, Any]) -> str:
-    """The TTIR of a user's Triton kernel specialised for ``arguments``. Needs an active driver to name the target."""
-    from torch._higher_order_ops.triton_kernel_wrap import generate_ttir
-
-    module, _ = generate_ttir(kernel, dict(arguments), {})
-    return str(module)
-
-
 def custom_partitioner_class() -> type:
     """The base class of a partitioner given as Inductor's ``custom_partitioner_fn``."""
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -197,55 +170,6 @@ def default_partition(graph_module: fx.GraphModule, inputs: Sequence[Any], **opt
 
     known = ("num_fwd_outputs", "static_lifetime_input_indices", "static_lifetime_input_nodes")
     return partition(graph_module, inputs, **{name: options[name] for name in known if name in options})
-
-
-@contextlib.contextmanager
-def offline_triton(capability: int) -> Iterator[None]:
-    """Let Dynamo trace users' Triton kernels and Triton make their intermediate code for a CUDA GPU that is not here.
-
-    Changes nothing where Triton is missing or has a GPU.
-    """
-    from torch.utils import _triton as torch_triton_module
-
-    torch_triton: Any = torch_triton_module
-
-    try:
-        from triton.backends.compiler import GPUTarget
-        from triton.runtime import driver
-    except ImportError:
-        yield
-        return
-    if torch.cuda.is_available():
-        yield
-        return
-
-    class Offline:
-        """A driver that names its target and launches nothing."""
-
-        def get_current_target(self) -> Any:
-            return GPUTarget("cuda", capability, 32)
-
-        def get_active_torch_device(self) -> torch.device:
-            return torch.device("cpu")
-
-        def get_current_device(self) -> int:
-            return 0
-
-    former, has_triton = driver._active, torch_triton.has_triton
-
-    def yes() -> bool:
-        return True
-
-    driver.set_active(Offline())
-    torch_triton.has_triton = yes  # Dynamo asks it whether a kernel is a kernel
-    try:
-        yield
-    finally:
-        driver._active = former
-        # Modules that were imported meanwhile took the answer along.
-        for module in list(sys.modules.values()):
-            if getattr(module, "__name__", "").startswith("torch.") and vars(module).get("has_triton") is yes:
-                module.has_triton = has_triton  # type: ignore[attr-defined]  # found there a line ago
 
 
 def lowering_errors() -> tuple[type[Exception], ...]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from detpass import _torch_private, escapes, rules, segment, torch_faults
+from detpass import _torch_private, escapes, rules, segment, torch_faults, user_kernels
 from detpass.config import Options, split_options
 from detpass.errors import own_error
 from detpass.graph_query import source_location
@@ -104,7 +104,7 @@ def _compile(
         report.from_cache = True
         found = load(directory, key)
         report.complete = found is not None
-        report.records.extend(found or ())
+        report.records, report.unknown = found or ([], [])
     plan.remember()
     return compiled
 
@@ -121,10 +121,14 @@ class Plan:
     patches: Mapping[str, Any]
 
     def remember(self) -> None:
-        """Add the report to those of this process and hand it to the option ``report``."""
+        """Add the report to those of this process, hand it to the option ``report``, and say what is unknown in it."""
+        messages = list(map(escapes.unknown_operator_message, self.report.unknown))
+        self.report.escapes += messages
         _reports.append(self.report)
         if self.own.report is not None:
             self.own.report(self.report)
+        for message in messages:
+            escapes.escape(self.own.on_escape, message)
 
 
 def prepare(
@@ -141,7 +145,7 @@ def prepare(
     report = Report(compile_id=_torch_private.current_compile_id(), order=(segment.CHUNK_ROWS, segment.FAN_IN))
     rule_set = RuleSet((*own.rules, *reversed(registered_rules()), *rules.BUILTIN_RULES))
     uuid = fingerprint(graph_module, own, rule_set)
-    rewriter = Rewriter(rule_set, rules.hazard, own, segment.assume_device, rules.FINISHERS)
+    rewriter = Rewriter(rule_set, rules.hazard, own, segment.assume_device, rules.FINISHERS, rules.unknown)
     rewrite = RewritePass(rewriter, report, uuid)
     merged = _patches_with(rewrite, own, {**_torch_private.mode_patches(mode), **FIXED_SETTINGS, **patches}, uuid)
     return Plan(own, rule_set, uuid, report, rewrite, merged)
@@ -227,7 +231,8 @@ def fingerprint(graph_module: fx.GraphModule, own: Options, rule_set: RuleSet) -
     digest.update(rule_set.fingerprint().encode())
     digest.update(repr((own.on_uncovered, own.target)).encode())
     for node in _all_nodes(graph_module):
-        digest.update(f"{_name(node.target)}@{source_location(node)}\n".encode())
+        kernels = ",".join(user_kernels.source_keys(node))
+        digest.update(f"{_name(node.target)}@{source_location(node)}{kernels}\n".encode())
     return digest.hexdigest()
 
 

@@ -34,7 +34,8 @@ class Options:
     """What to do about a nondeterministic operation that no rule covers: ``"error"``, ``"warn"`` or ``"ignore"``."""
     on_escape: str = "warn"
     """What to do when part of a model runs outside the graphs that detpass rewrites (graph break, recompile limit,
-    ``suppress_errors``, a disabled function): ``"error"``, ``"warn"`` or ``"ignore"``."""
+    ``suppress_errors``, a disabled function, an operator of another library that no rule knows): ``"error"``,
+    ``"warn"`` or ``"ignore"``."""
     target: str | None = None
     """Apply the rules as for this device type (``"cpu"`` or ``"cuda"``) instead of each node's own: for inspection and
     tests of a device that is not here."""

@@ -2,10 +2,11 @@
 
 Dynamo falls back to eager code at a graph break (a disabled function is one; nothing need have been traced before it,
 and a break in a loop makes the whole frame eager), at the recompile limit and, under ``suppress_errors``, when a
-compile fails; some of Inductor's settings skip the pass. Each is raised or warned about once with its place and
-remedy, by the option ``on_escape``. What is not seen is a frame that Dynamo declines before it traces it
-(``set_stance("force_eager")``, a generator function, a layer of ``torch.nn`` called from eager code, as in a
-DistributedDataParallel after the break in its own forward): ``fullgraph=True`` is the remedy there.
+compile fails; some of Inductor's settings skip the pass; an operator of another library is called as it is. Each is
+raised or warned about once with its place and remedy, by the option ``on_escape``. What is not seen is a frame that
+Dynamo declines before it traces it (``set_stance("force_eager")``, a generator function, a layer of ``torch.nn`` called
+from eager code, as in a DistributedDataParallel after the break in its own forward): ``fullgraph=True`` is the remedy
+there.
 """
 
 from __future__ import annotations
@@ -46,6 +47,17 @@ def _break_message(reason: str, place: str | None) -> str:
         f"graph break{f' at {place}' if place else ''}: the code there runs outside the compiled graph, where detpass "
         f"does not rewrite it ({first}). Remedy: compile with fullgraph=True to find every break, and move the code "
         "out of the model or into operations that Dynamo can trace."
+    )
+
+
+def unknown_operator_message(unknown: Any) -> str:
+    """What to say about an operator of another library (``op``, ``count``, ``location``) that no rule knows."""
+    place = f" at {unknown.location}" if unknown.location else ""
+    calls = f" ({unknown.count} calls)" if unknown.count > 1 else ""
+    return (
+        f"{unknown.op}{place}{calls}: detpass does not see what is inside this operator, and no rule says whether it "
+        f'repeats. Remedy: detpass.register_rule(detpass.Declared({unknown.op.removesuffix(".default")}, "the proof")) '
+        "where it does, or a rule that replaces it."
     )
 
 

@@ -60,6 +60,11 @@ def result_number(getitem: fx.Node) -> int:
     return int(position)
 
 
+def result_key(getitem: fx.Node) -> Any:
+    """Which of its parent's results an ``operator.getitem`` node takes: a number, or a kernel's name for it."""
+    return getitem.args[1]
+
+
 def _schema(node: fx.Node) -> Any:
     target: Any = node.target
     return target._schema

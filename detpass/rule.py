@@ -96,6 +96,7 @@ class Inapplicable(enum.Enum):
     DEVICE = "device"
     INDEX_FORM = "index form"
     UNKNOWN_SIZE = "size unknown at compile time"
+    KERNEL = "kernel"
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,10 @@ Verdict = Match | Safe | NoMatch
 class Rule(ABC):
     """One family of nondeterministic nodes and its deterministic form.
 
-    ``name`` is unique among the rules of a compile. ``targets`` are the operator overloads (or higher-order
-    operators) whose nodes are offered to :meth:`match`. ``kept_whole`` are overloads that must not be decomposed
-    while the graph is traced, so that the rule meets them in one piece; ``differentiated_whole`` are forward overloads
-    whose backward autograd must record in one piece, and which are decomposed only after that.
+    ``name`` is unique among the rules of a compile. ``targets`` are the operator overloads (or higher-order operators,
+    or Triton kernels) whose nodes are offered to :meth:`match`. ``kept_whole`` are overloads that must not be
+    decomposed while the graph is traced, so that the rule meets them in one piece; ``differentiated_whole`` are forward
+    overloads whose backward autograd must record in one piece, and which are decomposed only after that.
     """
 
     name: ClassVar[str]
@@ -138,3 +139,29 @@ class Rule(ABC):
         Returns what the node returned: a tensor of the same shape and dtype, or a tuple for a node with several
         results (``None`` where the node's result has no users and is not needed).
         """
+
+
+class Declared(Rule):
+    """Says of an operator, or of a Triton kernel, that it repeats as it stands: the caller's word, kept in the report.
+
+    ``target`` is an operator overload, what ``torch.library.custom_op`` returns, or a Triton kernel; ``reason`` is the
+    proof. ``detpass.register_rule(Declared(kernel, "each program owns its rows"))``.
+    """
+
+    def __init__(self, target: Any, reason: str) -> None:
+        self.targets = (target,)  # type: ignore[misc]  # a class attribute of other rules
+        self.name = f"declared: {_name_of(target)}"  # type: ignore[misc]
+        self.reason = reason
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        return Safe(self.reason)
+
+    def replacement(self, *operands: Any, **parameters: Any) -> Any:
+        raise AssertionError("what is declared safe has no replacement")
+
+
+def _name_of(target: Any) -> str:
+    while not hasattr(target, "__name__") and hasattr(target, "fn"):  # the decorators of a Triton kernel
+        target = target.fn
+    overload = getattr(target, "_opoverload", target)  # what torch.library.custom_op returns holds one
+    return str(overload if hasattr(overload, "_schema") else getattr(target, "__name__", target))

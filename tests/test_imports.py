@@ -11,16 +11,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "detpass"
 
-LOW = {"errors", "config", "constant_tables"}
+LOW = {"errors", "config", "constant_tables", "ttir"}
 PRIVATE = {
     "_torch_private",
     "_torch_private_breaks",
     "_torch_private_capture",
     "_torch_private_cuda",
     "_torch_private_guard",
+    "_torch_private_triton",
 }
 NODES = {"rule", "graph_query"}
-ENGINE = {"rewriting", "rules", "segment", "proofs", "escapes", "torch_faults", *LOW, *PRIVATE, *NODES}
+ENGINE = {"rewriting", "rules", "segment", "proofs", "escapes", "torch_faults", "user_kernels", *LOW, *PRIVATE, *NODES}
 TOP = {"backend", "packaging", "inspection", "reproducibility", "environment", "escapes"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -31,11 +32,14 @@ ALLOWED: dict[str, set[str]] = {
     "_torch_private_capture": {"errors", "_torch_private"},
     "_torch_private_cuda": {"errors", "_torch_private", "_torch_private_capture", "_torch_private_guard"},
     "_torch_private_guard": {"errors"},
+    "_torch_private_triton": {"errors", "_torch_private"},
+    "ttir": set(),
+    "user_kernels": {"errors", "ttir", *PRIVATE},
     "segment": {"errors", "_torch_private"},
     "rule": {"errors"},
     "graph_query": {"errors"},
     "proofs": {"errors", *NODES},
-    "rules": {"errors", "constant_tables", "segment", "proofs", *NODES},
+    "rules": {"errors", "constant_tables", "segment", "proofs", "user_kernels", *NODES},
     "rewriting": {"errors", "config", *PRIVATE, *NODES},
     "escapes": {"errors", "config", *PRIVATE},
     "torch_faults": {"graph_query", *PRIVATE},

@@ -15,24 +15,17 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from detpass import rules, segment
+from detpass import rules, segment, user_kernels
 from detpass.config import Options
 from detpass.graph_query import source_location, trace_location
 from detpass.inspection.locations import module_path, source_line
 from detpass.inspection.pictures import Snapshot, replacements
-from detpass.inspection.records import GraphSummary, InspectionRecord, UnknownOp
-from detpass.rewriting.graph_pass import Rewriter
+from detpass.inspection.records import GraphSummary, InspectionRecord, TritonKernel, UnknownOp
+from detpass.rewriting.graph_pass import REPLACES, Rewriter
 from detpass.rewriting.registry import RuleSet
 from detpass.rewriting.report import Record, Report
 from detpass.rule import Treatment
 from detpass.rules.catalogue import entries
-
-KNOWN_NAMESPACES = frozenset(
-    {"aten", "prims", "prim", "higher_order", "detpass", "inductor", "inductor_prims", "rngprims", "quantized",
-     "quantized_decomposed", "c10d_functional", "_c10d_functional", "fsdp", "streams", "mkldnn", "mkl"}
-)  # fmt: skip
-"""Namespaces of operators that come with torch or detpass."""
-
 
 CUDA_COUNTERPARTS: Mapping[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
@@ -50,6 +43,8 @@ class Analysis:
     """``"cpu"`` or ``"cuda"``: the device whose code is inspected."""
     rule_set: RuleSet
     """The rules, in order."""
+    capability: int = user_kernels.CAPABILITY
+    """The GPU's, for reading Triton kernels where there is none."""
     module_names: Mapping[str, str] = field(default_factory=dict)
     """Paths of the model's modules by the key that FX uses."""
     progress: Callable[[str], None] = lambda _: None
@@ -59,8 +54,8 @@ class Analysis:
     modules: list[fx.GraphModule] = field(default_factory=list)
     """The whole graphs after the rewrite."""
     unknown: dict[str, UnknownOp] = field(default_factory=dict)
-    launches: list[fx.Node] = field(default_factory=list)
-    """Nodes that launch a user's Triton kernel."""
+    kernels: dict[tuple[str, str | None], TritonKernel] = field(default_factory=dict)
+    """Users' Triton kernels by name and place of the launch."""
     _seconds: float = 0.0
     _visited: list[fx.Graph] = field(default_factory=list)
     _sizes: list[tuple[int, int, int]] = field(default_factory=list)
@@ -70,11 +65,12 @@ class Analysis:
         again = any(graph is seen for seen in self._visited)
         self.progress(f"classifying {len(graph.nodes)} nodes")
         before = Snapshot.of(graph, self.device_type)
-        self._note_others(graph)
+        self._note_kernels(graph)
         self._note_attention(graph, before)
         hazardous = self._hazardous(graph)
         report = Report()
         self._rewriter().rewrite(graph, report)
+        self._note_unknown(report)
         if not report.records and again:
             return
         after = Snapshot.of(graph, self.device_type) if report.records else before
@@ -110,7 +106,7 @@ class Analysis:
 
     def _rewriter(self) -> Rewriter:
         options = Options(on_uncovered="ignore", target=self.device_type)
-        return Rewriter(self.rule_set, rules.hazard, options, segment.assume_device, rules.FINISHERS)
+        return Rewriter(self.rule_set, rules.hazard, options, segment.assume_device, rules.FINISHERS, rules.unknown)
 
     def _describe(
         self, record: Record, before: Snapshot, after: Snapshot, inserted: list[str], number: int, repeats: bool
@@ -175,24 +171,18 @@ class Analysis:
             if node.op == "call_function" and str(node.target) in listed_ops()
         }
 
-    def _note_others(self, graph: fx.Graph) -> None:
+    def _note_kernels(self, graph: fx.Graph) -> None:
         for node in graph.nodes:
-            if node.op != "call_function":
-                continue
-            if "kernel_idx" in node.kwargs and "constant_args_idx" in node.kwargs:
-                self.launches.append(node)
-            target = node.target
-            namespace = getattr(target, "namespace", None)
-            if namespace is None or namespace in KNOWN_NAMESPACES or not hasattr(target, "_schema"):
-                continue
-            if self.rule_set.for_target(target) or rules.hazard(node, torch.device(self.device_type)) is not None:
-                continue
-            old = self.unknown.get(str(target))
-            self.unknown[str(target)] = (
-                replace(old, count=old.count + 1)
-                if old is not None
-                else UnknownOp(str(target), 1, source_location(node))
-            )
+            reading = user_kernels.read(node, self.capability) if node.op == "call_function" else None
+            if reading is not None and REPLACES not in node.meta:
+                place = source_location(node)
+                kernel = TritonKernel(reading.name, reading.ordered, place, reading.unread)
+                self.kernels.setdefault((reading.name, place), kernel)
+
+    def _note_unknown(self, report: Report) -> None:
+        for unknown in report.unknown:
+            old = self.unknown.get(unknown.op)
+            self.unknown[unknown.op] = unknown if old is None else replace(old, count=old.count + unknown.count)
 
 
 @functools.cache

@@ -16,21 +16,28 @@ from typing import Any
 import torch
 from torch import fx
 
-from detpass import _torch_private, _torch_private_capture, _torch_private_cuda, rules, segment
+from detpass import (
+    _torch_private,
+    _torch_private_capture,
+    _torch_private_cuda,
+    _torch_private_triton,
+    rules,
+    segment,
+)
 from detpass.backend import FIXED_SETTINGS, RewritePass
 from detpass.config import Options
 from detpass.errors import ConfigurationError, InspectionError
+from detpass.graph_query import source_location
+from detpass.inspection import settled
 from detpass.inspection.cuda_refusals import described_breaks, nothing_compiled, refusal
 from detpass.inspection.cuda_text import Atomic, ExternCall, KernelText, Scan, extern_calls, kernels, read_kernel
-from detpass.inspection.extern_hazards import operator_name
 from detpass.inspection.stand_in import StandIns, modules_of, standing_in, uncompiled
-from detpass.rewriting.graph_pass import DECIDED, Rewriter
+from detpass.rewriting.graph_pass import Rewriter
 from detpass.rewriting.registry import RuleSet, registered_rules
-from detpass.rewriting.report import Report
+from detpass.rewriting.report import Report, UnknownOp
+from detpass.rule import Treatment
 
 BACKENDS = ("detpass", "inductor")
-UNDECIDED = "uncovered"
-"""How the engine's mark on a node starts that no rule took; also our word for a node without a mark."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +65,11 @@ class CudaCode:
     float_atomics: tuple[Atomic, ...]
     """Floating-point additions by atomics, in Inductor's kernels and in the user's: their order decides the bits."""
     other_atomics: tuple[Atomic, ...]
-    """Atomics on integers, minima, maxima, and the bookkeeping of look-back scans: their result is exact."""
+    """Atomics on integers, minima, maxima, and the bookkeeping of look-back scans: their result is exact. Those of a
+    kernel that a rule of a user's own settles are here, too."""
     locks: tuple[Atomic, ...]
-    """Exchanges and compare-and-swaps outside of a scan: a lock or an atomic made by hand, in unknown order."""
+    """Exchanges and compare-and-swaps outside of a scan (a lock or an atomic made by hand), and atomics of a user's
+    kernel whose results are used: in unknown order."""
     float_scans: tuple[Scan, ...]
     """Scans of floating-point values by decoupled look-back: not bit-stable either."""
     extern_calls: tuple[ExternCall, ...]
@@ -71,6 +80,8 @@ class CudaCode:
     """Kernels that Triton could not compile here, with the error: their atomics are known from the source alone."""
     graph_breaks: tuple[str, ...]
     """Where the model leaves its graphs, with the reason and a remedy: the eager code there was not read."""
+    unknown_ops: tuple[UnknownOp, ...]
+    """Operators of other libraries of which no rule says whether they repeat: their kernels were not read."""
     report: Report | None
     """What detpass rewrote (None for ``backend="inductor"``)."""
     capability: int
@@ -80,7 +91,8 @@ class CudaCode:
     def deterministic(self) -> bool:
         """Whether nothing was found that can make results differ and everything could be read."""
         found = (self.float_atomics, self.locks, self.float_scans, self.nondeterministic_externs)
-        return not any((*found, self.unread_kernels, self.graph_breaks))
+        uncovered = self.report is not None and any(r.treatment is Treatment.UNCOVERED for r in self.report)
+        return not any((*found, uncovered, self.unread_kernels, self.graph_breaks, self.unknown_ops))
 
 
 def cuda_code(
@@ -121,21 +133,34 @@ def cuda_code_with(
     found = [(graph, kernel) for graph, source in sources.items() for kernel in kernels(source)]
     texts = world.compile({kernel.source: kernel for _, kernel in found}) if settings.compile_kernels else {}
     read = [(kernel, read_kernel(graph, kernel, *texts.get(kernel.source, ("", "", "")))) for graph, kernel in found]
-    atomics = [(atomic, bool(kernel.scans)) for _, kernel in read for atomic in kernel.atomics]
-    locks = {atomic for atomic, in_scan in atomics if atomic.operation in ("exch", "cas") and not in_scan}
+    atomics = [atomic for _, reading in read for atomic in reading.atomics]
+    accepted = {
+        atomic
+        for (graph, _), (kernel, reading) in zip(found, read, strict=True)
+        for atomic in reading.atomics
+        if kernel.is_users and kernel.function in world.settled[graph]
+    }
+    locks = {
+        atomic
+        for _, reading in read
+        for atomic in reading.atomics
+        if atomic in reading.ordered or (atomic.operation in ("exch", "cas") and not reading.scans)
+    }
+    decide = {atomic for atomic in atomics if atomic.operation == "fadd" or atomic in locks} - accepted
     calls = tuple(
         call for graph, source in sources.items() for call in extern_calls(graph, source, world.proved[graph])
     )
     return CudaCode(
         sources=sources,
-        float_atomics=tuple(atomic for atomic, _ in atomics if atomic.operation == "fadd"),
-        other_atomics=tuple(a for a, _ in atomics if a.operation != "fadd" and a not in locks),
-        locks=tuple(atomic for atomic, _ in atomics if atomic in locks),
+        float_atomics=tuple(atomic for atomic in atomics if atomic in decide and atomic.operation == "fadd"),
+        other_atomics=tuple(atomic for atomic in atomics if atomic not in decide),
+        locks=tuple(atomic for atomic in atomics if atomic in decide and atomic.operation != "fadd"),
         float_scans=tuple(scan for _, kernel in read for scan in kernel.scans if scan.floating),
         extern_calls=calls,
         nondeterministic_externs=tuple(call for call in calls if call.hazard is not None),
         unread_kernels={kernel.name: text[2] for kernel, _ in read if (text := texts.get(kernel.source)) and text[2]},
         graph_breaks=world.breaks,
+        unknown_ops=tuple(world.unknown.unknown),
         report=world.report,
         capability=settings.capability,
     )
@@ -166,6 +191,8 @@ class _World:
         self._rules = RuleSet((*reversed(registered_rules()), *rules.BUILTIN_RULES))
         self._sources: dict[str, str] = {}
         self.proved: dict[str, frozenset[str]] = {}
+        self.settled: dict[str, frozenset[str]] = {}
+        self.unknown = Report()
         self.breaks: tuple[str, ...] = ()
         self.runs_rules = settings.backend == "detpass"
         self.report = Report(compile_id=None) if self.runs_rules else None
@@ -177,7 +204,7 @@ class _World:
             _torch_private_capture.isolated_compile(),
             _torch_private_capture.quiet_compile(),
             # While tracing too: torch reads from a Triton kernel's code which of its arguments it writes.
-            _torch_private_capture.offline_triton(self._settings.capability),
+            _torch_private_triton.offline_triton(self._settings.capability),
             _torch_private_cuda.backward_lowered_at_once(),
             standing_in(modules_of(target), self._stand_ins),
             self._rewriting(),
@@ -201,7 +228,10 @@ class _World:
         def inner(lowered: fx.GraphModule, inputs: Any, **options: Any) -> Any:
             inference = bool(options.get("is_inference"))
             kind = "backward" if options.get("is_backward") else "inference" if inference else "forward"
-            self.proved[f"{kind}{number}"] = _proved(lowered)
+            self.proved[f"{kind}{number}"] = settled.operators(lowered)
+            self.settled[f"{kind}{number}"] = settled.kernels(lowered)
+            for node in settled.unknown(lowered):
+                self.unknown.note_unknown(str(node.target), source_location(node))
             moved, moved_inputs = _torch_private_cuda.retargeted(lowered, inputs)
             with _torch_private_cuda.offline_cuda(self._gpu):
                 self._sources[f"{kind}{number}"] = _torch_private_cuda.generate(moved, moved_inputs, **options)
@@ -215,7 +245,7 @@ class _World:
             known = _torch_private.inductor_settings()
             patches |= {name: value for name, value in FIXED_SETTINGS.items() if name in known}
             own = Options(on_uncovered="ignore", target="cuda")
-            rewriter = Rewriter(self._rules, rules.hazard, own, segment.assume_device, rules.FINISHERS)
+            rewriter = Rewriter(self._rules, rules.hazard, own, segment.assume_device, rules.FINISHERS, rules.unknown)
             patches["joint_custom_post_pass"] = RewritePass(rewriter, self.report, "cuda_code")
         return patches
 
@@ -246,17 +276,6 @@ class _World:
                 except _torch_private_cuda.triton_errors() as error:
                     texts[source] = ("", "", f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
         return texts
-
-
-def _proved(graph_module: fx.GraphModule) -> frozenset[str]:
-    """The names of operators of which the engine settled every call in a graph, and left none as uncovered."""
-    settled: dict[str, bool] = {}
-    for module in graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
-            if node.op == "call_function":
-                name, decided = operator_name(str(node.target)), str(node.meta.get(DECIDED, UNDECIDED))
-                settled[name] = settled.get(name, True) and not decided.startswith(UNDECIDED)
-    return frozenset(name for name, all_settled in settled.items() if all_settled)
 
 
 def _entry(target: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from detpass.inspection.extern_hazards import hazard_of, operator_name
+from detpass.ttir import atomics
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class KernelText:
     """The name of the Python function."""
     source: str
     """The text of the kernel's own module."""
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the model launches it: Inductor did not write it."""
+        return "triton_heuristics.user_autotune" in self.source
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,10 @@ class Reading:
 
     atomics: tuple[Atomic, ...]
     scans: tuple[Scan, ...]
+    ordered: frozenset[Atomic] = frozenset()
+    """Integer atomics of a user's kernel whose order decides: their results are used, or several kinds are mixed."""
 
 
-_TTIR_ATOMIC = re.compile(r"tt\.atomic_(rmw|cas)\s*(\w+)?[^\n]*->\s*([^\n]+)")
-_ELEMENT = re.compile(r"(?:x|^|<)\s*(f\d+|bf16|i\d+)\b")
 _PTX_ATOMIC = re.compile(r"^\s*(?:@!?%p\d+\s+)?(?:atom|red)((?:\.\w+)+)", re.MULTILINE)
 _PTX_FLOAT = re.compile(r"^(?:f16|f16x2|bf16|bf16x2|f32|f64)$")
 _PTX_OPERATIONS = ("add", "max", "min", "and", "or", "xor", "exch", "cas", "inc", "dec")
@@ -105,21 +111,26 @@ def kernels(source: str) -> list[KernelText]:
 
 def read_kernel(graph: str, kernel: KernelText, ttir: str = "", ptx: str = "", error: str = "") -> Reading:
     """The atomics and floating-point scans of one kernel; ``ttir`` and ``ptx`` are empty where it was not compiled."""
+    in_ttir = atomics(ttir)
     counts: dict[str, Counter[tuple[str, str]]] = {
-        "ttir": Counter(_in_ttir(ttir)),
+        "ttir": Counter((atomic.operation, atomic.dtype) for atomic in in_ttir),
         "ptx": Counter(_in_ptx(ptx)),
         "source": Counter(_in_source(kernel.source)),
     }
     if ttir:  # it has the types, and the helper functions that the source only names
         del counts["source"]
     kinds = dict.fromkeys(kind for counter in counts.values() for kind in counter)
-    atomics = []
+    found = []
     for operation, dtype in kinds:
         where = tuple(place for place, counter in counts.items() if (operation, dtype) in counter)
         first = counts[where[0]][operation, dtype]
-        atomics.append(Atomic(graph, kernel.name, operation, dtype, first, where))
+        found.append(Atomic(graph, kernel.name, operation, dtype, first, where))
     floats = _look_back_of_floats(kernel.source)
-    return Reading(tuple(atomics), () if floats is None else (Scan(graph, kernel.name, floats),))
+    scans = () if floats is None else (Scan(graph, kernel.name, floats),)
+    # Inductor's own kernels count and wait by integer atomics where only the moment of a step depends on the order.
+    decided = {(atomic.operation, atomic.dtype) for atomic in in_ttir if atomic.ordered} if kernel.is_users else set()
+    ordered = frozenset(atomic for atomic in found if (atomic.operation, atomic.dtype) in decided)
+    return Reading(tuple(found), scans, ordered)
 
 
 def _look_back_of_floats(source: str) -> bool | None:
@@ -157,12 +168,6 @@ def _triton_dtype(value: ast.expr, values: Mapping[str, ast.expr]) -> str | None
             value = value.args[0]
         else:
             return None
-
-
-def _in_ttir(text: str) -> Iterator[tuple[str, str]]:
-    for kind, operation, result in _TTIR_ATOMIC.findall(text):
-        element = _ELEMENT.search(result)
-        yield ("cas" if kind == "cas" else operation), (element[1] if element else "?")
 
 
 def _in_ptx(text: str) -> Iterator[tuple[str, str]]:

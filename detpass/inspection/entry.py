@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from detpass import _torch_private_capture, environment, rules
+from detpass import _torch_private_capture, _torch_private_triton, environment, rules
 from detpass.errors import InspectionError
 from detpass.inspection import inputs, lowered
 from detpass.inspection.analysis import Analysis, names_of, whole_graph
@@ -22,8 +22,8 @@ from detpass.inspection.records import GraphBreak, LoweredFinding
 from detpass.inspection.report import InspectionReport
 from detpass.inspection.settings import LOWERING_LIMIT, Settings, Target
 from detpass.inspection.stand_in import modules_of, uncompiled
-from detpass.inspection.triton_kernels import user_kernels
 from detpass.rewriting.registry import RuleSet, registered_rules
+from detpass.user_kernels import CAPABILITY
 
 
 def inspect(
@@ -57,7 +57,7 @@ def inspect_with(
     name = _name(subject)
     target = Target.parse(settings.target) if settings.target is not None else Target.parse(_device_type(loaded, args))
     rule_set = RuleSet((*reversed(registered_rules()), *rules.BUILTIN_RULES))
-    analysis = Analysis(target.type, rule_set, progress=settings.progress)
+    analysis = Analysis(target.type, rule_set, target.capability or CAPABILITY, progress=settings.progress)
     outcome = _graphs(loaded, args, kwargs or {}, settings, target, analysis)
     settings.progress("reading the lowered code")
     found, note = _lowered(analysis, target, settings, _call_of(loaded, args, kwargs or {}))
@@ -68,7 +68,7 @@ def inspect_with(
         graphs=tuple(analysis.graphs),
         breaks=_breaks(outcome),
         unknown_ops=tuple(analysis.unknown.values()),
-        triton_kernels=tuple(user_kernels(analysis.launches, target.capability or 90)),
+        triton_kernels=tuple(analysis.kernels.values()),
         lowered=tuple(found),
         lowered_note=note,
         notes=_notes(target),
@@ -108,7 +108,7 @@ def _graphs(
     settings.progress("tracing")
     analysis.module_names = names_of(modules_of(uncompiled(subject)))
     traced_on = torch.device("cuda" if target.type == "cuda" and torch.cuda.is_available() else "cpu")
-    with _torch_private_capture.offline_triton(target.capability or 90):
+    with _torch_private_triton.offline_triton(target.capability or CAPABILITY):
         return capture(
             subject,
             args,

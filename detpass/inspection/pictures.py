@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from detpass import _torch_private_capture
+from detpass import user_kernels
 from detpass.inspection import cost
 from detpass.inspection.locations import describe
 from detpass.rewriting.graph_pass import REPLACES
@@ -148,9 +148,9 @@ def short_name(node: fx.Node) -> str:
     """What a picture calls a node: ``index_put``, ``detpass::segment_sum``, ``primals`` ..."""
     if node.op == "placeholder":
         return str(node.target)
-    launch = _torch_private_capture.user_triton_kernel(node)
-    if launch is not None:
-        return f"kernel {getattr(getattr(launch[0], 'fn', launch[0]), '__name__', 'of Triton')}"
+    kernel = user_kernels.function_of(node)
+    if kernel is not None:
+        return f"kernel {kernel.__name__}"
     text = str(getattr(node.target, "__name__", node.target) if not hasattr(node.target, "_schema") else node.target)
     text = text.removesuffix(".default")
     for prefix in ("aten.", "prims."):

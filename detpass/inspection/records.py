@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from detpass.inspection.pictures import Picture
+from detpass.rewriting.report import UnknownOp
 from detpass.rule import Treatment
 
 
@@ -102,28 +103,13 @@ class GraphBreak:
 
 
 @dataclass(frozen=True)
-class UnknownOp:
-    """An operator that is neither torch's nor known to a rule: nobody can say whether it repeats."""
-
-    op: str
-    """The operator overload."""
-    count: int
-    """How many nodes call it."""
-    location: str | None
-    """``file:line`` of the first of them."""
-
-    def __str__(self) -> str:
-        return f"unknown operator {self.op} x{self.count}{f' at {self.location}' if self.location else ''}"
-
-
-@dataclass(frozen=True)
 class TritonKernel:
-    """A user's own Triton kernel and the floating-point atomics in its TTIR."""
+    """A user's own Triton kernel and what in it lets the order of programs decide the result."""
 
     name: str
     """The kernel function's name."""
     atomics: tuple[str, ...]
-    """The atomic operations on floating point, such as ``fadd on f32``; empty when there is none."""
+    """The atomic operations whose order decides, such as ``fadd on f32: ...``; empty when there is none."""
     location: str | None
     """``file:line`` of the launch."""
     unread: str | None = None
@@ -131,7 +117,7 @@ class TritonKernel:
 
     def __str__(self) -> str:
         place = f" at {self.location}" if self.location else ""
-        found = self.unread or (", ".join(self.atomics) if self.atomics else "no floating-point atomic")
+        found = self.unread or ("; ".join(self.atomics) if self.atomics else "no atomic whose order decides")
         return f"Triton kernel {self.name}{place}: {found}"
 
 
@@ -149,3 +135,13 @@ class LoweredFinding:
     def __str__(self) -> str:
         names = f", from {', '.join(self.ops)}" if self.ops else ""
         return f"{self.what}{names}{f' at {self.location}' if self.location else ''}"
+
+
+__all__ = [
+    "GraphBreak",
+    "GraphSummary",
+    "InspectionRecord",
+    "LoweredFinding",
+    "TritonKernel",
+    "UnknownOp",
+]

@@ -105,7 +105,6 @@ class InspectionReport:
             return []
         records = self.nondeterministic if fail_on == "nondeterministic" else self.remaining
         found = [str(record) for record in records]
-        found += [str(kernel) for kernel in self.triton_kernels if kernel.atomics]
         return found + [f"left in the lowered code: {finding}" for finding in self.lowered]
 
     def verdict(self, fail_on: str = "nondeterministic") -> Verdict:
@@ -119,9 +118,9 @@ class InspectionReport:
         """What was found and what was not read, in words; empty when clean.
 
         ``"nondeterministic"``: everything that may cost repeatability in the model as it stands. ``"remaining"``: what
-        is left when the model is compiled with detpass: uncovered nodes, findings in the lowered code and atomics in
-        Triton kernels. In both, whatever was not read (:meth:`unread`) counts: lowered code that was not generated,
-        graph breaks, unknown operators. ``"never"``: nothing. Raises InspectionError for another word.
+        is left when the model is compiled with detpass: uncovered nodes (Triton kernels of your own among them) and
+        findings in the lowered code. In both, whatever was not read (:meth:`unread`) counts: lowered code that was not
+        generated, graph breaks, unknown operators. ``"never"``: nothing. Raises InspectionError for another word.
         """
         found = self.found(fail_on)
         return found if fail_on == "never" else found + self.unread()

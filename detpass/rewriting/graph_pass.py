@@ -22,7 +22,7 @@ from torch import fx
 from detpass import _torch_private
 from detpass.config import Options, target_device
 from detpass.errors import RuleError
-from detpass.graph_query import result_number, source_location
+from detpass.graph_query import result_key, source_location
 from detpass.rewriting.registry import RuleSet
 from detpass.rewriting.report import Record, Report
 from detpass.rewriting.verification import check_result, handle_uncovered, handle_unfinished
@@ -36,6 +36,9 @@ DECIDED = "detpass"
 REPLACES = "detpass_replaces"
 """Key of ``node.meta`` that holds the name of the node in whose place a node was inserted."""
 
+UNKNOWN = "unknown"
+"""The reason under :data:`DECIDED` of an operator of another library of which no rule says whether it repeats."""
+
 UNBACKED = "unbacked_bindings"
 """Key of ``node.meta`` under which torch keeps the sizes that a node computes from data."""
 
@@ -45,6 +48,10 @@ COPIED_META = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr"
 
 Hazard = Callable[[fx.Node, torch.device], "str | None"]
 """Says why a node is nondeterministic on a device, or None when the catalogue does not list it."""
+
+
+def _never(node: fx.Node) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,8 @@ class Rewriter:
     """Entered around the tracing of a replacement with the device that code is generated for."""
     finish: tuple[Callable[[fx.Graph], None], ...] = ()
     """Functions over the rewritten graph, run last (sharing of common subexpressions among replacements)."""
+    unknown: Callable[[fx.Node], bool] = _never
+    """Whether nobody can say of a node, which no rule took and no hazard names, that it repeats."""
 
     def rewrite(self, graph: fx.Graph, report: Report) -> int:
         """Rewrite ``graph`` in place, append a record a node to ``report`` and return the number of nodes replaced."""
@@ -80,7 +89,7 @@ class Rewriter:
             return 0
         context = RuleContext(device=target_device(self.options, device))
         refusals: list[NoMatch] = []
-        for rule in self.rules.for_target(node.target):
+        for rule in self.rules.for_node(node):
             verdict = _ask(rule, node, context)
             if isinstance(verdict, NoMatch):
                 log.debug("%s does not apply to %s: %s %s", rule.name, node.name, verdict.why.value, verdict.detail)
@@ -103,6 +112,9 @@ class Rewriter:
             report.records.append(record)
             handle_uncovered(record, self.options)
             node.meta[DECIDED] = f"uncovered, {self.options.on_uncovered}"
+        elif self.unknown(node):
+            report.note_unknown(str(node.target), source_location(node))
+            node.meta[DECIDED] = UNKNOWN
         return 0
 
     def _replace(self, graph: fx.Graph, node: fx.Node, rule: Rule, match: Match, context: RuleContext) -> None:
@@ -119,7 +131,7 @@ class Rewriter:
         if inserted.target in match.leaves:
             inserted.meta[DECIDED] = match.leaves[inserted.target]
             return
-        for other in self.rules.for_target(inserted.target):
+        for other in self.rules.for_node(inserted):
             verdict = _ask(other, inserted, context)
             if isinstance(verdict, Safe):
                 inserted.meta[DECIDED] = verdict.reason
@@ -241,9 +253,9 @@ def _inherit(new: fx.Node, node: fx.Node, inner: fx.Node) -> None:
 
 
 def _reconnect(graph: fx.Graph, node: fx.Node, output: Any) -> None:
-    if isinstance(output, (list, tuple)):
+    if isinstance(output, (list, tuple, Mapping)):
         for user in list(node.users):
-            user.replace_all_uses_with(output[result_number(user)])
+            user.replace_all_uses_with(output[result_key(user)])
             graph.erase_node(user)
     else:
         node.replace_all_uses_with(output)

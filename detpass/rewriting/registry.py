@@ -8,18 +8,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from detpass import _torch_private
+from torch import fx
+
+from detpass import _torch_private, _torch_private_triton
 from detpass.errors import RuleError
 from detpass.rule import Rule
 
 _registered: list[Rule] = []
 _lock = threading.Lock()
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def register_rule(rule: Rule) -> Rule:
@@ -69,11 +73,20 @@ class RuleSet:
                 raise RuleError(f"two rules are named {rule.name!r}; each rule of a compile needs a name of its own")
             names.add(rule.name)
             for target in rule.targets:
-                self._by_target[target].append(rule)
+                self._by_target[_resolved(target)].append(rule)
 
     def for_target(self, target: Any) -> tuple[Rule, ...]:
         """The rules to ask about a node of ``target``, in order."""
         return tuple(self._by_target.get(target, ()))
+
+    def for_node(self, node: fx.Node) -> tuple[Rule, ...]:
+        """The rules to ask about ``node``: those of its target and, where it launches a Triton kernel, the kernel's."""
+        found = self.for_target(node.target)
+        kernel = _torch_private_triton.launched_kernel(node)
+        if kernel is None:
+            return found
+        own = self.for_target(_resolved(kernel))
+        return tuple(rule for rule in self.rules if rule in own or rule in found)
 
     def kept_whole(self) -> frozenset[Any]:
         """Operators that some rule wants to meet undecomposed (the rule's ``kept_whole``)."""
@@ -96,7 +109,8 @@ class RuleSet:
         """A hash of the rules' names, order and whole source files."""
         digest = hashlib.sha256()
         for rule in self.rules:
-            digest.update(f"{type(rule).__module__}.{type(rule).__qualname__}:{rule.name}:{vars(rule)!r}\n".encode())
+            digest.update(f"{type(rule).__module__}.{type(rule).__qualname__}:{rule.name}:".encode())
+            digest.update(_ADDRESS.sub("", f"{vars(rule)!r}\n").encode())
             digest.update(_source_of(type(rule)))
         return digest.hexdigest()
 
@@ -109,6 +123,18 @@ def _check(rule: Any) -> None:
         raise RuleError(f"{type(rule).__qualname__} has no name; set the class attribute `name` to a string")
     if not getattr(rule, "targets", ()):
         raise RuleError(f"rule {rule.name!r} has no targets; set `targets` to a tuple of operator overloads")
+    for target in rule.targets:
+        overloads = _torch_private_triton.overloads_of(target)
+        if overloads is not None:
+            raise RuleError(
+                f"rule {rule.name!r} has the target {target}, which graphs do not hold: name its overload, one of "
+                f"{', '.join(f'{target}.{name}' for name in overloads)}"
+            )
+
+
+def _resolved(target: Any) -> Any:
+    """What nodes are compared with: the overload behind a custom operator, the function under a kernel's decorators."""
+    return _torch_private_triton.kernel_function(target) or _torch_private_triton.overload_of(target)
 
 
 def _source_of(cls: type) -> bytes:

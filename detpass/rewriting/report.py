@@ -18,7 +18,7 @@ from typing import Any
 
 from detpass.rule import Treatment
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,29 @@ class Record:
         return f"{self.op} ({self.phase}, {self.device}){place}: {self.treatment}{by}: {self.reason}"
 
 
+@dataclass(frozen=True)
+class UnknownOp:
+    """An operator that is neither torch's nor known to a rule: nobody can say whether it repeats."""
+
+    op: str
+    """The operator overload."""
+    count: int
+    """How many nodes call it."""
+    location: str | None
+    """``file:line`` of the first of them."""
+
+    def __str__(self) -> str:
+        return f"unknown operator {self.op} x{self.count}{f' at {self.location}' if self.location else ''}"
+
+
 @dataclass
 class Report:
     """The records of one compiled graph, in graph order, and whether they came from a cache."""
 
     records: list[Record] = field(default_factory=list)
     """One a nondeterministic node; empty when the graph holds none."""
+    unknown: list[UnknownOp] = field(default_factory=list)
+    """Operators of other libraries of which no rule says whether they repeat; they are called as they are."""
     compile_id: str | None = None
     """Dynamo's id of the compile, such as ``0/0``."""
     from_cache: bool = False
@@ -81,23 +98,31 @@ class Report:
         """The number of records of each treatment."""
         return dict(Counter(str(r.treatment) for r in self.records))
 
+    def note_unknown(self, op: str, location: str | None) -> None:
+        """Count one more node of an operator of which nothing is known."""
+        for place, known in enumerate(self.unknown):
+            if known.op == op:
+                self.unknown[place] = dataclasses.replace(known, count=known.count + 1)
+                return
+        self.unknown.append(UnknownOp(op, 1, location))
+
     def __str__(self) -> str:
-        if not self.records:
-            return "no nondeterministic operation"
-        return "\n".join(map(str, self.records))
+        found = [*map(str, self.records), *map(str, self.unknown)]
+        return "\n".join(found) if found else "no nondeterministic operation"
 
 
 def encode(report: Report) -> str:
     """The report as JSON text."""
-    return json.dumps({"format": FORMAT, "records": [dataclasses.asdict(r) for r in report.records]})
+    records, unknown = ([dataclasses.asdict(r) for r in rows] for rows in (report.records, report.unknown))
+    return json.dumps({"format": FORMAT, "records": records, "unknown": unknown})
 
 
-def decode(text: str) -> list[Record]:
-    """The records of a text by :func:`encode`. Raises ValueError for another format."""
+def decode(text: str) -> tuple[list[Record], list[UnknownOp]]:
+    """The records and unknown operators of a text by :func:`encode`. Raises ValueError for another format."""
     data: dict[str, Any] = json.loads(text)
     if data.get("format") != FORMAT:
         raise ValueError(f"report format {data.get('format')!r}, expected {FORMAT}")
-    return [
+    records = [
         Record(
             **{
                 **r,
@@ -107,6 +132,7 @@ def decode(text: str) -> list[Record]:
         )
         for r in data["records"]
     ]
+    return records, [UnknownOp(**r) for r in data["unknown"]]
 
 
 def save(report: Report, directory: Path, key: str) -> None:
@@ -118,8 +144,8 @@ def save(report: Report, directory: Path, key: str) -> None:
     os.replace(temporary, directory / f"{key}.json")
 
 
-def load(directory: Path, key: str) -> list[Record] | None:
-    """The records saved under ``key``, or None when there are none that can be read."""
+def load(directory: Path, key: str) -> tuple[list[Record], list[UnknownOp]] | None:
+    """The records and unknown operators saved under ``key``, or None when there are none that can be read."""
     try:
         return decode((directory / f"{key}.json").read_text())
     except (FileNotFoundError, ValueError, KeyError, TypeError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import fx
 from detpass import _torch_private
 from detpass.config import Options
 from detpass.errors import RuleError, UncoveredError, UncoveredWarning
-from detpass.graph_query import result_number, source_location
+from detpass.graph_query import result_key, result_number, source_location
 from detpass.rewriting.report import Record
 from detpass.rule import Rule
 
@@ -34,6 +34,12 @@ def check_result(node: fx.Node, output: Any, rule: Rule) -> None:
             raise _broken(node, rule, f"returned {_count(output)} results, the node has {len(old)}")
         used = {result_number(user) for user in node.users}
         pairs = [(old[i], output[i], f"result {i}") for i in sorted(used)]
+    elif isinstance(old, Mapping):
+        keys = list(dict.fromkeys(result_key(user) for user in node.users))
+        if not isinstance(output, Mapping) or not output.keys() >= set(keys):
+            found_keys = list(output) if isinstance(output, Mapping) else type(output).__name__
+            raise _broken(node, rule, f"results are {found_keys}, the node's are a dictionary of {keys}")
+        pairs = [(old[key], output[key], f"result {key!r}") for key in keys]
     else:
         pairs = [(old, output, "the result")]
     tensors: list[tuple[torch.Tensor, torch.Tensor, str]] = []

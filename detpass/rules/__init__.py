@@ -15,7 +15,7 @@ from detpass.rules.adaptive_pooling import (
     AdaptiveMaxPoolBackward,
     FractionalMaxPoolBackward,
 )
-from detpass.rules.catalogue import entries, hazard
+from detpass.rules.catalogue import entries, hazard, unknown
 from detpass.rules.ctc import CtcLoss, CudnnCtcLoss
 from detpass.rules.deformable import DeformConv2dBackward
 from detpass.rules.embedding import EmbeddingBagBackward, EmbeddingDenseBackward
@@ -36,6 +36,7 @@ from detpass.rules.scan import FixedOrderScan
 from detpass.rules.scatter import ScatterReduce
 from detpass.rules.shared_plan import share_plans
 from detpass.rules.ties import SmallestIndexAmongEquals
+from detpass.rules.user_kernel import ExactKernel
 
 BUILTIN_RULES: tuple[Rule, ...] = (
     IndexPutAccumulate(),
@@ -69,10 +70,11 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     CtcLoss(),
     CudnnCtcLoss(),
     DeterministicKernel(),
+    ExactKernel(),
 )
 """Every built-in rule, first match wins."""
 
 FINISHERS: tuple[Callable[[fx.Graph], None], ...] = (share_plans,)
 """Run over a rewritten graph: accumulations that share an index share its plan."""
 
-__all__ = ["BUILTIN_RULES", "FINISHERS", "entries", "hazard"]
+__all__ = ["BUILTIN_RULES", "FINISHERS", "entries", "hazard", "unknown"]

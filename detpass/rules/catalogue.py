@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from detpass import user_kernels
 from detpass.graph_query import argument
 from detpass.rule import Treatment
 
@@ -60,6 +61,27 @@ def captures_gradients(node: fx.Node) -> bool:
         if isinstance(body, fx.GraphModule) and any("zeros_and_scatter" in str(n.target) for n in body.graph.nodes):
             return True
     return False
+
+
+def has_ordered_atomics(node: fx.Node) -> bool:
+    """Whether a user's Triton kernel holds atomics of which nothing proves that they are exact in any order."""
+    reading = user_kernels.read(node)
+    return reading is not None and bool(reading.ordered)
+
+
+KNOWN_NAMESPACES = frozenset(
+    {"aten", "prims", "prim", "higher_order", "detpass", "inductor", "inductor_prims", "rngprims", "quantized",
+     "quantized_decomposed", "flex_lib", "c10d_functional", "_c10d_functional", "fsdp", "streams", "mkldnn", "mkl"}
+)  # fmt: skip
+"""Namespaces of operators that come with torch or detpass."""
+
+
+def unknown(node: fx.Node) -> bool:
+    """Whether ``node`` calls an operator of another library that no row names."""
+    namespace = getattr(node.target, "namespace", None)
+    if namespace is None or namespace in KNOWN_NAMESPACES or not hasattr(node.target, "_schema"):
+        return False
+    return str(node.target) not in _by_op()
 
 
 @dataclass(frozen=True)
@@ -131,4 +153,4 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["CPU", "CUDA", "Entry", "entries", "hazard", "markdown", "rows_of"]
+__all__ = ["CPU", "CUDA", "Entry", "entries", "hazard", "markdown", "rows_of", "unknown"]

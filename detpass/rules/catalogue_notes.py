@@ -34,13 +34,14 @@ NOTES = (
           note="torch.compile does not trace them: they run in eager code, which is reported as a graph break"),
     Entry("resize_ of a quantized tensor", (), (CPU, CUDA), "new memory is not initialised", UNCOVERED, None, None,
           ("torch.Tensor.resize_",), note="torch.compile does not trace it"),
-    Entry("Triton kernels of your own with atomics", (), GPU, "programs add as they arrive", UNCOVERED,
-          None, "tests/inspection/test_triton_kernels.py",
-          note="a compile does not read them, `detpass inspect` does and names each order-dependent atomic; use "
-               "detpass.segment instead"),
     Entry("custom operators", (), (CPU, CUDA), "what their kernels do is unknown", UNCOVERED,
-          None, "tests/rewriting/test_rules_of_users.py",
-          note="called as they are; a rule of your own (docs/writing_rules.md) declares one safe or covers it"),
+          None, "tests/rewriting/test_unknown_operators.py",
+          note="called as they are, with a warning (on_escape); a rule of your own covers one or declares it safe: "
+               "detpass.Declared(op, reason)"),
+    Entry("roi_align, roi_pool, ps_roi_align, ps_roi_pool, deform_conv2d, nms (torchvision), forward",
+          tuple(f"torchvision.{name}.default" for name in
+                ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d", "nms")),
+          (CPU, CUDA), "often suspected", SAFE, note="each result is written from one place; nms sorts stably"),
     Entry("matrix products by cuBLAS on several streams", (), GPU, "streams share a workspace", UNCOVERED,
           None, "tests/test_cublas.py",
           note="set CUBLAS_WORKSPACE_CONFIG=:4096:8; a compile for CUDA warns once when it is absent"),

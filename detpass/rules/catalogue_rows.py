@@ -6,12 +6,14 @@ and what Inductor's lowerings emit (atomics, plain scatters, look-back scans), r
 
 from __future__ import annotations
 
+from detpass import user_kernels
 from detpass.rule import Treatment
 from detpass.rules.catalogue import (
     CPU,
     CUDA,
     Entry,
     captures_gradients,
+    has_ordered_atomics,
     has_weights,
     is_inexact,
     is_left_to_cudnn,
@@ -19,12 +21,14 @@ from detpass.rules.catalogue import (
     is_unstable,
 )
 
-SEGMENT, CLOSED, NATIVE, UNCOVERED = (
+SEGMENT, CLOSED, NATIVE, SAFE, UNCOVERED = (
     Treatment.SEGMENT,
     Treatment.CLOSED_FORM,
     Treatment.NATIVE,
+    Treatment.SAFE,
     Treatment.UNCOVERED,
 )
+LAUNCHES = tuple(map(str, user_kernels.LAUNCHES))
 BOTH, GPU = (CPU, CUDA), (CUDA,)
 ATOMIC = "threads add into shared places in the order in which they arrive"
 RACE = "several writers of one place, and the last one wins"
@@ -157,4 +161,13 @@ KERNELS = (
           note="scaled_dot_product_attention with attn_mask=bias[index] has the same gradient as a segment sum"),
 )  # fmt: skip
 
-ROWS = (*ACCUMULATIONS, *SPATIAL, *ORDER, *KERNELS)
+USERS = (
+    Entry("Triton kernels of your own, with float atomics, locks or atomics whose results are read", LAUNCHES,
+          BOTH, "programs reach one place in any order", UNCOVERED,
+          None, _test("user_kernel"), applies=has_ordered_atomics,
+          note="sum with detpass.segment instead, or declare the kernel: detpass.Declared(kernel, reason)"),
+    Entry("Triton kernels of your own, with other integer atomics, maxima or minima", LAUNCHES,
+          BOTH, "programs reach one place in any order", SAFE, "exact_kernel", _test("user_kernel")),
+)  # fmt: skip
+
+ROWS = (*ACCUMULATIONS, *SPATIAL, *ORDER, *KERNELS, *USERS)

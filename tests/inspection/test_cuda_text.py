@@ -130,7 +130,9 @@ def test_every_row_of_the_catalogue_for_cuda_is_known_by_its_operators() -> None
     for entry in catalogue.entries():
         assert entry.applies in _CONDITIONS, f"{entry.what}: its condition has no form for text"
         for op in entry.ops if catalogue.CUDA in entry.devices else ():
-            expected = entry.treatment is not Treatment.SAFE
+            # Text does not tell a user's kernel with exact atomics from another: the worse row counts.
+            rows = [other for other in catalogue.entries() if op in other.ops and catalogue.CUDA in other.devices]
+            expected = any(row.treatment is not Treatment.SAFE for row in rows)
             weights = {"weights": "w", "transposed": "True", "accumulate": str(entry.applies is not catalogue.always)}
             assert (hazard_of(f"torch.ops.{op}", ["x"], weights) is not None) == expected, op
 

@@ -1,4 +1,4 @@
-"""Users' Triton kernels are found in the graph, and their atomics in the intermediate code, with no GPU."""
+"""Users' Triton kernels in an inspection and in generated code: found, read and judged with no GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import detpass
-from detpass.inspection.triton_kernels import atomics
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -47,11 +46,18 @@ def doubled(x: Tensor, index: Tensor) -> Tensor:
     return out
 
 
+def compacted(x: Tensor, index: Tensor) -> Tensor:
+    out, count = torch.zeros(128), torch.zeros(1, dtype=torch.int32)
+    kernels.compacted[(1,)](x, out, count, x.numel(), BLOCK=128)
+    return out
+
+
 @pytest.mark.parametrize(
     ("function", "operations"),
     [
         (histogram, ["fadd on f32"]),
         (locked, ["cas on i32", "exch on i32"]),
+        (compacted, ["add on i32"]),
         (largest, []),
         (counted, []),
         (doubled, []),
@@ -90,16 +96,46 @@ def test_a_kernel_is_listed_once_for_each_place() -> None:
     assert len(report.triton_kernels) == 1
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("%1 = tt.atomic_rmw fadd, acq_rel, gpu, %a, %b, %m : (...) -> tensor<128xf16> loc(#1)", ["fadd on f16"]),
-        ("%1 = tt.atomic_rmw add, acq_rel, gpu, %a, %b, %m : (...) -> tensor<128xi64>", []),
-        ("%1 = tt.atomic_rmw max, relaxed, gpu, %a, %b, %m : (...) -> i32", []),
-        ("%1 = tt.atomic_rmw exch, acq_rel, gpu, %a, %b, %m : (...) -> bf16", ["exch on bf16"]),
-        ("%1 = tt.atomic_cas acq_rel, gpu, %a, %b, %c : (...) -> i32", ["cas on i32"]),
-        ("%1 = arith.addf %a, %b : tensor<128xf32>", []),
-    ],
-)
-def test_lines_of_intermediate_code(line: str, found: list[str]) -> None:
-    assert [text.split(":")[0] for text in atomics(line)] == found
+def test_a_kernel_is_a_record_of_the_report() -> None:
+    report = detpass.inspect(histogram, torch.randn(100), torch.randint(0, 8, (100,)), target="cuda")
+    (record,) = report.remaining
+    assert "histogram, fadd on f32" in record.reason
+    (record,) = detpass.inspect(counted, torch.randn(100), torch.randint(0, 8, (100,)), target="cuda").records
+    assert (str(record.treatment), record.rule) == ("safe", "exact_kernel")
+
+
+CODE = [
+    (histogram, "float_atomics", ["fadd"]),
+    (locked, "locks", ["cas", "exch"]),
+    (compacted, "locks", ["add"]),
+    (counted, "other_atomics", ["add"]),
+    (largest, "other_atomics", ["max", "umin"]),
+    (doubled, "other_atomics", []),
+]
+
+
+@pytest.mark.parametrize(("function", "field", "operations"), CODE, ids=[row[0].__name__ for row in CODE])
+def test_generated_code_with_a_users_kernel(function: Callable[..., Tensor], field: str, operations: list[str]) -> None:
+    inputs = torch.randn(100), torch.randint(0, 8, (100,))
+    for backend in ("detpass", "inductor"):
+        code = detpass.cuda_code(function, *inputs, backend=backend)
+        found = {name: sorted({a.operation for a in getattr(code, name)}) for name in FIELDS}
+        assert found == {name: operations if name == field else [] for name in FIELDS}
+        assert code.deterministic == (field == "other_atomics")
+
+
+FIELDS = ("float_atomics", "locks", "other_atomics")
+
+
+def test_a_declared_kernel_is_accepted_everywhere() -> None:
+    inputs = torch.randn(100), torch.randint(0, 8, (100,))
+    detpass.register_rule(detpass.Declared(kernels.histogram, "the caller sorts the index into blocks"))
+    try:
+        code = detpass.cuda_code(histogram, *inputs)
+        report = detpass.inspect(histogram, *inputs, target="cuda")
+    finally:
+        detpass.unregister_rule("declared: histogram")
+    assert [atomic.operation for atomic in code.other_atomics] == ["fadd"]
+    assert code.deterministic
+    assert report.verdict("remaining") == "clean"
+    assert not detpass.cuda_code(histogram, *inputs, backend="inductor").deterministic
