@@ -38,9 +38,9 @@ def gradient(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 
 
 def check(run: Callable[[], Tensor], expected: Tensor, rtol: float = 1e-4) -> None:
-    """Ten runs with equal bits, close to ``expected`` (float64; tolerance for sums of some hundred float32 terms)."""
+    """Twenty runs with equal bits, near ``expected`` (float64; tolerance for sums of some hundred float32 terms)."""
     first = run()
-    for number in range(1, 10):
+    for number in range(1, 20):
         again = run()
         assert torch.equal(first, again), f"run 0 and run {number} differ"
     torch.testing.assert_close(first.double(), expected, rtol=rtol, atol=rtol * expected.abs().max().item())

@@ -31,6 +31,10 @@ class OnCuda(Rule):
         return self.rule.replacement(*operands, **parameters)
 
 
+RUNS = 20
+"""Times that a compiled function is called: a call costs a thousandth of its compile."""
+
+
 def gradients(function: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The output of ``function`` and the gradients of a weighted sum of it for all inputs that need one."""
     fresh = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
@@ -45,7 +49,7 @@ def compile_and_compare(
     *inputs: torch.Tensor,
     rtol: float,
     atol: float,
-    runs: int = 3,
+    runs: int = RUNS,
     dynamic: bool | None = None,
     target: str | None = None,
     rules: Sequence[Rule] = (),

@@ -164,7 +164,6 @@ def test_a_size_computed_from_symbolic_sizes(mode, shape):
         torch.randn(shape, requires_grad=True),
         rtol=1e-5,
         atol=1e-5,
-        runs=2,
         dynamic=True,
     )
     assert {rule for _, rule in records.values()} == {"resampling_backward"}
