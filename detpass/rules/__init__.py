@@ -37,6 +37,7 @@ from detpass.rules.scatter import ScatterReduce
 from detpass.rules.shared_plan import share_plans
 from detpass.rules.ties import SmallestIndexAmongEquals
 from detpass.rules.user_kernel import ExactKernel
+from detpass.rules.whole_tables import update_whole_tables
 
 BUILTIN_RULES: tuple[Rule, ...] = (
     IndexPutAccumulate(),
@@ -74,7 +75,7 @@ BUILTIN_RULES: tuple[Rule, ...] = (
 )
 """Every built-in rule, first match wins."""
 
-FINISHERS: tuple[Callable[[fx.Graph], None], ...] = (share_plans,)
-"""Run over a rewritten graph: accumulations that share an index share its plan."""
+FINISHERS: tuple[Callable[[fx.Graph], None], ...] = (share_plans, update_whole_tables)
+"""Run over a rewritten graph: accumulations that share an index share its plan, updates in part write whole tables."""
 
 __all__ = ["BUILTIN_RULES", "FINISHERS", "entries", "hazard", "unknown"]

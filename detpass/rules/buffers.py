@@ -7,11 +7,13 @@ from typing import Any
 import torch
 
 
-def materialised(values: torch.Tensor, length: Any = None) -> torch.Tensor:
-    """``values`` as a contiguous buffer that is fused with no later reader, or the first ``length`` of its last axis.
+def materialised(values: torch.Tensor, length: Any = None, dim: int = -1) -> torch.Tensor:
+    """``values`` as a contiguous buffer fused with no later reader, or its first ``length`` places along ``dim``.
 
     ``as_strided`` speaks of memory, so Inductor has to have the memory first.
     """
     buffer = values.clone(memory_format=torch.contiguous_format)
-    shape = buffer.shape if length is None else (*buffer.shape[:-1], length)
+    shape = list(buffer.shape)
+    if length is not None:
+        shape[dim] = length
     return buffer.as_strided(shape, buffer.stride())

@@ -9,12 +9,13 @@ into blocks of 256::
     result = inner + before
 
 Each block is scanned from a contiguous buffer: Inductor splits a scan over strided data however short it is. On a CPU
-every row is one thread's and is left alone. Integer sums and products are exact in any order.
+every row is one thread's and is left alone. Integer sums and products are exact in any order. Complex sums are two real
+ones; other complex scans go by ``doubling.py``, as no code is generated that scans complex numbers in a thread block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +24,12 @@ from torch import fx
 
 from detpass.graph_query import argument, tensor_of
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
+from detpass.rules import complex_pairs, doubling
 from detpass.rules.buffers import materialised
+from detpass.rules.doubling import BLOCK
 from detpass.rules.plane_scatter import accumulation_dtype
 
 aten = torch.ops.aten
-
-BLOCK = 256
-"""Elements that one thread block scans."""
-LEVELS_OF_UNKNOWN_LENGTH = 4
-"""Enough for 2**32 elements."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,12 @@ SCANS: dict[Any, Scan] = {
     aten.cumprod.default: Scan(torch.cumprod, torch.mul, 1.0),
     aten.logcumsumexp.default: Scan(torch.logcumsumexp, torch.logaddexp, -float("inf")),
 }
+
+COMPLEX: dict[Any, doubling.Combine] = {
+    aten.cumprod.default: complex_pairs.product,
+    aten.logcumsumexp.default: complex_pairs.log_add_exp,
+}
+"""What is done by doubling on complex numbers; their sums are two real ones."""
 
 
 class FixedOrderScan(Rule):
@@ -66,27 +70,32 @@ class FixedOrderScan(Rule):
             return Safe("integer scans are exact in any order")
         if source.dim() == 0:
             return Safe("one element")
-        dim = argument(node, "dim")
-        if result.dtype.is_complex:
-            return NoMatch(Inapplicable.DTYPE, node, "complex scans have no kernel of one thread block")
-        parameters = {"dim": dim % source.dim(), "target": node.target, "dtype": result.dtype}
+        parameters = {"dim": argument(node, "dim") % source.dim(), "target": node.target, "dtype": result.dtype}
         reason = f"scanned in blocks of {BLOCK}, whose totals are scanned in turn"
         leaves = {node.target: f"{BLOCK} contiguous elements are scanned within one thread block"}
         return Match((node.args[0],), reason, parameters, Treatment.CLOSED_FORM, leaves)
 
     def replacement(self, source: torch.Tensor, *, dim: int, target: Any, dtype: torch.dtype) -> torch.Tensor:
+        if dtype.is_complex:
+            return _complex_scan(source.to(dtype), dim, target)
         moved = source.to(dtype).to(accumulation_dtype(dtype)).movedim(dim, -1)
-        length: Any = moved.shape[-1]
-        levels = _levels(length) if isinstance(length, int) else LEVELS_OF_UNKNOWN_LENGTH
-        return _scan(moved, SCANS[target], levels).movedim(-1, dim).to(dtype)
+        return _scan(moved, SCANS[target], doubling.levels(moved.shape[-1])).movedim(-1, dim).to(dtype)
 
 
-def _levels(length: int) -> int:
-    levels = 1
-    while length > BLOCK:
-        length = (length + BLOCK - 1) // BLOCK
-        levels += 1
-    return levels
+def _complex_scan(source: torch.Tensor, dim: int, target: Any) -> torch.Tensor:
+    moved = complex_pairs.pair_of(source.movedim(dim, 0), accumulation_dtype(source.dtype.to_real()))
+    parts: Sequence[torch.Tensor] = moved
+    if target not in COMPLEX:
+        both = torch.stack([part.movedim(0, -1) for part in moved])
+        parts = _scan(both, SCANS[target], doubling.levels(both.shape[-1])).movedim(-1, 1).unbind(0)
+    else:
+        if target is aten.logcumsumexp.default:
+            # Eager begins with log 0, which settles the angle of a first log 0 and spreads a first NaN.
+            nothing = torch.full_like(moved[0], -torch.inf), torch.zeros_like(moved[1])
+            parts = complex_pairs.log_add_exp(nothing, moved)
+        parts = doubling.scan(parts, COMPLEX[target])
+    # Contiguous, as eager's result: Inductor's sums of complex tensors read the last axis as pairs.
+    return complex_pairs.complex_of([part.movedim(0, dim) for part in parts], source.dtype)
 
 
 def _scan(values: torch.Tensor, scan: Scan, levels: int) -> torch.Tensor:

@@ -90,8 +90,7 @@ def segment_accumulate(
     """
     check_supported(source.dtype, reduce)
     if form_for(source.device, source.dtype, reduce) is Form.TRITON:
-        perm, offsets = traced.sorted_plan(index, dest.shape[1], wrap, op)
-        return planned_accumulate(dest, perm, offsets, source, reduce)
+        return traced.accumulate(dest, index, source, reduce, wrap, op)
     return _call(torch.ops.detpass.segment_accumulate.default, dest, index, source, reduce, wrap, op)
 
 

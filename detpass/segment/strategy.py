@@ -11,7 +11,10 @@ from __future__ import annotations
 import enum
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import SymInt
 
 
 class Strategy(enum.IntEnum):
@@ -32,7 +35,9 @@ class CostModel:
     scan_row_bytes_alone: int = 2048
     """The same for one thread, which owns every row and reads the source straight through."""
     sparse_ratio: int = 2
-    """An in-place update of a table with more than this many segments a row avoids passes over the table."""
+    """A table with more than this many segments a row is updated without a pass over it (on a CPU: in place)."""
+    least_sparse: int = 4096
+    """... and of one with more segments than this."""
     scratch_share: float = 0.14
     """Accumulators of a scan besides the output (16-bit floats, an update in place, a single column beside its count)
     may take this share of the bytes of its operands."""
@@ -93,7 +98,7 @@ def choose(sizes: Sizes, model: CostModel = MODEL) -> Choice:
             raise OverflowError(f"{sizes.rows} rows; a reduction other than a sum takes at most {2**31 - 1}")
         return Choice(Strategy.SCAN)
     row_bytes = sizes.features * sizes.element_bytes
-    if sizes.in_place and sizes.segments > max(4096, model.sparse_ratio * sizes.rows):
+    if sizes.in_place and far_exceeds(sizes.segments, sizes.rows, model):
         return Choice(Strategy.SPARSE, threads=worthwhile_threads(sizes.batch, sizes.rows, 0, row_bytes, model))
     most = worthwhile_threads(sizes.batch, sizes.rows, sizes.segments, row_bytes, model)
     threads = min(max(sizes.threads, 1), most)
@@ -104,3 +109,15 @@ def choose(sizes: Sizes, model: CostModel = MODEL) -> Choice:
     operands = sizes.rows * (sizes.batch * row_bytes + sizes.index_bytes) + sizes.segments * sizes.batch * row_bytes
     room = int(model.scratch_share * operands) // threads
     return Choice(Strategy.SCAN, max(model.least_scratch, room), hot, most)
+
+
+def far_exceeds(segments: int | SymInt, rows: int | SymInt, model: CostModel = MODEL) -> bool:
+    """Whether a table of ``segments`` rows is so much larger than an index that a pass over it is to be avoided.
+
+    Symbolic sizes are guarded to the answer; of sizes that depend on data nothing is known.
+    """
+    if isinstance(segments, int) and isinstance(rows, int):
+        return segments > max(model.least_sparse, model.sparse_ratio * rows)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(segments > model.least_sparse) and guard_or_false(segments > model.sparse_ratio * rows)

@@ -1,8 +1,8 @@
 """Forms for CUDA made of torch operations that a compiler can see: no data is read back, every shape is static.
 
 The sums themselves are Triton kernels (``triton_kernels.py`` over the plan of ``triton_plan.py``); here is what stands
-around them: step 4 of the canonical order, counts, last positions and linear indices. An index out of bounds fails a
-device-side assertion.
+around them: which of them accumulate into a destination, counts, last positions and linear indices. An index out of
+bounds fails a device-side assertion.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from detpass.segment import triton_plan
+from detpass.segment import strategy, triton_plan
 from detpass.segment.constants import SKIPPED, skipped_value
-from detpass.segment.reference import accumulation_dtype, canonical_nan, combiner
 
 sorted_plan = triton_plan.sorted_plan
 segment_count = triton_plan.sorted_count
@@ -32,11 +31,18 @@ def planned_accumulate(dest: Tensor, perm: Tensor, offsets: Tensor, source: Tens
     """Return ``dest`` combined with the totals in the accumulation dtype, rounded once; untouched rows as they are."""
     from detpass.segment import triton_kernels  # here, since a CPU need not import it
 
-    compute = accumulation_dtype(source.dtype)
-    totals = triton_kernels.segment_sum_sorted(source, perm, offsets, reduce, compute)
-    combined = canonical_nan(combiner(source.dtype, reduce)(dest.to(compute), totals).to(dest.dtype))
-    touched = (offsets[1:] > offsets[:-1]).unsqueeze(-1)
-    return torch.where(touched, combined, dest)
+    return triton_kernels.segment_sum_sorted(source, perm, offsets, reduce, dest.dtype, dest)
+
+
+def accumulate(dest: Tensor, index: Tensor, source: Tensor, reduce: str, wrap: bool, op: str) -> Tensor:
+    """Return ``dest`` combined with the totals by ``index``, by a pass over ``dest`` or over the rows it touches."""
+    segments, rows = dest.shape[1], index.shape[0]
+    if source.dtype == torch.bool or not strategy.far_exceeds(segments, rows):
+        return planned_accumulate(dest, *sorted_plan(index, segments, wrap, op), source, reduce)
+    from detpass.segment import triton_update  # here, since a CPU need not import it
+
+    perm, offsets, touched = triton_plan.sorted_groups(index, segments, wrap, op)
+    return triton_update.accumulate_rows(dest, touched, source, perm, offsets, reduce)
 
 
 def linear_index(indices: Sequence[Tensor], sizes: Sequence[int], wrap: bool, op: str) -> Tensor:
@@ -56,5 +62,5 @@ def settle(index: Tensor, size: int, wrap: bool, op: str) -> tuple[Tensor, Tenso
     wide = index.to(torch.int64)
     settled = torch.where(wide < 0, wide + size, wide) if wrap else wide
     inside = (settled >= 0) & (settled < size)
-    torch.ops.aten._assert_async.msg((inside | ~kept).all(), triton_plan._message(op or "index", size))
+    torch.ops.aten._assert_async.msg((inside | ~kept).all(), triton_plan.out_of_bounds_message(op or "index", size))
     return settled, kept

@@ -87,7 +87,8 @@ def tile_for(columns: int, item_bytes: int) -> Tile:
     return Tile(max(1, _THREADS * per_thread // block_d), block_d)
 
 
-def _triton_level() -> Any:
+def kernels() -> Any:
+    """The module of the kernels. Raises ImportError, with the remedy, where triton is missing."""
     try:
         from detpass.segment import triton_level
     except ImportError as error:
@@ -103,10 +104,10 @@ def _triton_level() -> Any:
 
 def interpreted() -> bool:
     """Whether the kernels run in Triton's interpreter (TRITON_INTERPRET=1 when triton was imported)."""
-    return type(_triton_level().segment_level).__name__ == "InterpretedFunction"
+    return type(kernels().segment_level).__name__ == "InterpretedFunction"
 
 
-def _plain(kernel: Any) -> Any:
+def plain(kernel: Any) -> Any:
     return kernel
 
 
@@ -117,7 +118,7 @@ def launches(
     reduce: str,
     out_dtype: torch.dtype,
     dest: Tensor | None = None,
-    wrap: Callable[[Any], Any] = _plain,
+    wrap: Callable[[Any], Any] = plain,
     tile: Tile | None = None,
     chunk_rows: int = CHUNK_ROWS,
     fan_in: int = FAN_IN,
@@ -126,19 +127,19 @@ def launches(
 
     ``tile``, ``chunk_rows`` and ``fan_in`` are for measurements and tests; the last two change the bits.
     """
-    kernel = _triton_level().segment_level
+    kernel = kernels().segment_level
     batch, num_rows, columns = source.shape
     num_segments = offsets.shape[0] - 1
     out = torch.empty((batch, num_segments, columns), dtype=out_dtype, device=source.device)
-    if any(_is_zero(size) for size in (columns, num_segments, batch)):
+    if any(is_zero(size) for size in (columns, num_segments, batch)):
         return out
-    accumulate = _accumulator(source.dtype)
+    accumulate = accumulator(source.dtype)
     current, current_rows = source, source.shape[1]
     for level in levels(num_rows, chunk_rows, fan_in):
         shape = tile or tile_for(columns, current.element_size())
         firsts = num_segments if level.below == 0 else num_rows // (level.below + 1)
-        tiles = _ceil_div(firsts + num_rows // level.span, shape.block_r)
-        column_blocks = _ceil_div(columns, shape.block_d)
+        tiles = ceil_div(firsts + num_rows // level.span, shape.block_r)
+        column_blocks = ceil_div(columns, shape.block_d)
         partial_rows = num_rows // (level.span + 1) + num_rows // level.span
         partial = current  # a kernel of the last level writes no partials
         if not level.last:
@@ -163,7 +164,7 @@ def launches(
             HAS_DEST=dest is not None,
             REDUCE=reduce,
             IDENTITY=_integer_identity(source.dtype, reduce),
-            ACC=_language_dtype(accumulate),
+            ACC=language_dtype(accumulate),
             BLOCK_R=shape.block_r,
             BLOCK_D=shape.block_d,
             COLUMN_BLOCKS=column_blocks,
@@ -179,22 +180,22 @@ def _integer_identity(dtype: torch.dtype, reduce: str) -> int:
     return 0 if dtype.is_floating_point and reduce in ("amax", "amin") else int(identity(dtype, reduce))
 
 
-def _is_zero(size: Any) -> bool:
+def is_zero(size: Any) -> bool:
     return isinstance(size, int) and size == 0  # a symbolic size is not: torch makes 0 and 1 constants
 
 
-def _ceil_div(size: Any, divisor: int) -> Any:
+def ceil_div(size: Any, divisor: int) -> Any:
     return (size + (divisor - 1)) // divisor
 
 
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
+def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The dtype inside the kernel. Integers wrap around, so any width that is not narrower gives the same result."""
     if dtype.is_floating_point:
         return torch.float64 if dtype == torch.float64 else torch.float32
     return torch.int64
 
 
-def _language_dtype(dtype: torch.dtype) -> Any:
+def language_dtype(dtype: torch.dtype) -> Any:
     import triton.language as tl
 
     return {torch.float32: tl.float32, torch.float64: tl.float64, torch.int64: tl.int64}[dtype]
@@ -215,7 +216,7 @@ def _launch_any(
     out_dtype: torch.dtype,
     dest: Tensor | None = None,
 ) -> Tensor:
-    wrap = _plain if interpreted() else torch.library.wrap_triton
+    wrap = plain if interpreted() else torch.library.wrap_triton
     real_dtype = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.bool: torch.uint8}
     how = {"sum": "amax", "prod": "amin"}.get(reduce, reduce) if source.dtype == torch.bool else reduce
     total = launches(
@@ -291,7 +292,7 @@ def segment_sum_sorted(
 
 
 def _mean(source: Tensor, perm: Tensor, offsets: Tensor, result_dtype: torch.dtype) -> Tensor:
-    accumulate = source.dtype if source.dtype.is_complex else _accumulator(source.dtype)
+    accumulate = source.dtype if source.dtype.is_complex else accumulator(source.dtype)
     total = segment_sum_sorted(source, perm, offsets, "sum", accumulate)
     count = (offsets[1:] - offsets[:-1]).clamp(min=1).unsqueeze(-1)
     return (total / count.to(accumulate.to_real())).to(result_dtype)
@@ -299,7 +300,7 @@ def _mean(source: Tensor, perm: Tensor, offsets: Tensor, result_dtype: torch.dty
 
 def _last(source: Tensor, perm: Tensor, offsets: Tensor, dest: Tensor | None) -> Tensor:
     count = (offsets[1:] - offsets[:-1]).unsqueeze(-1)
-    if _is_zero(perm.shape[0]):
+    if is_zero(perm.shape[0]):
         return source.new_zeros((*source.shape[:-2], count.shape[0], source.shape[-1])) if dest is None else dest
     rows = perm[(offsets[1:] - 1).clamp(min=0)]
     return torch.where(count > 0, source.index_select(-2, rows), source.new_zeros(()) if dest is None else dest)

@@ -208,3 +208,35 @@ def segment_level(
         slot = start // (SPAN + 1) + start // SPAN + chunk
         unfinished = live & (count > SPAN)
         tl.store(partial + (batch * partial_rows + slot) * D + column, total, mask=unfinished & in_row)
+
+
+@triton.jit(do_not_specialize=["num_segments", "num_groups", "tiles"])
+def update_rows(
+    table,  # [B, S, D], written in place
+    rows,  # int[N]: the row of the table for each group, all different; negative for none
+    totals,  # [B, N, D] of the accumulation dtype
+    num_segments,
+    num_groups,
+    tiles,  # programs along the groups
+    D: tl.constexpr,
+    REDUCE: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    COLUMN_BLOCKS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Step 4 of the canonical order for a few rows of a large table: no other row is read or written."""
+    program = tl.program_id(0)
+    column = (program % COLUMN_BLOCKS) * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
+    tile = (program // COLUMN_BLOCKS) % tiles
+    zero = tl.full((), 0, tl.int64)
+    batch = ((program // COLUMN_BLOCKS) // tiles).to(tl.int64)
+    group = (zero + tile) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
+    row = tl.load(rows + group, mask=group < num_groups, other=-1).to(tl.int64)
+    here = (row >= 0) & (column < D)
+    cell = table + (batch * num_segments + row) * D + column
+    total = tl.load(totals + (batch * num_groups + group) * D + column, mask=here, other=0)
+    before = _widen(tl.load(cell, mask=here, other=0), ACC, INTERPRETED)
+    result = _finish(_combine(before, total.to(ACC), REDUCE), table.dtype.element_ty, INTERPRETED)
+    tl.store(cell, result, mask=here)

@@ -42,7 +42,7 @@ def _fits(size: int | torch.SymInt, limit: int) -> bool:
     return bool(guard_or_false(size <= limit))  # a size that depends on data takes the wide type
 
 
-def _message(op: str, num_segments: int | torch.SymInt) -> str:
+def out_of_bounds_message(op: str, num_segments: int | torch.SymInt) -> str:
     # Dynamo shows a symbolic size as an int and would make it a constant where it is formatted.
     known = isinstance(num_segments, int) and not torch.compiler.is_dynamo_compiling()
     return f"{op}: an index is out of bounds for " + (f"size {num_segments}" if known else "the size of its dimension")
@@ -61,6 +61,45 @@ def sorted_plan(
     captured in a CUDA graph. An index out of range fails a device-side assertion that names ``op`` and the size; its
     row belongs to no segment, so it cannot reach memory outside the result. Raises TypeError for another index dtype.
     """
+    keys, shift, ordered, perm = _sorted(index, num_segments, wrap, op)
+    size: Any = num_segments  # torch's signatures do not name SymInt
+    bounds = (torch.arange(size + 2, device=index.device) + shift).to(keys)
+    narrow = offsets_dtype(index.shape[0]) == torch.int32
+    bounded = torch.searchsorted(ordered, bounds, out_int32=narrow)
+    torch.ops.aten._assert_async.msg(bounded[-1] == index.shape[0], out_of_bounds_message(op, num_segments))
+    return perm, bounded[:-1]
+
+
+def sorted_groups(
+    index: Tensor, num_segments: int | torch.SymInt, wrap: bool = False, op: str = "segment sum"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``perm: int64[N]``, ``offsets: int[N + 1]`` and ``rows: int64[N]`` of the segments that have members.
+
+    As :func:`sorted_plan`, but with no tensor as long as there are segments: group ``g`` has the members
+    ``perm[offsets[g]:offsets[g + 1]]``, in increasing position, and is segment ``rows[g]``; the groups are in the order
+    of their segments. Skipped rows are a group without a segment, ``rows[g] == -1``, and so is a group without members.
+    """
+    _, shift, ordered, perm = _sorted(index, num_segments, wrap, op)
+    count: Any = index.shape[0]
+    size: Any = num_segments
+    torch.ops.aten._assert_async.msg((ordered <= size + shift).all(), out_of_bounds_message(op, num_segments))
+    place = torch.arange(count, device=index.device)
+    first = (place == 0) | (ordered != ordered[torch.clamp(place - 1, min=0)])
+    narrow = offsets_dtype(count) == torch.int32
+    group = torch.cumsum(first, 0) - 1
+    offsets = torch.searchsorted(group, torch.arange(count + 1, device=index.device), out_int32=narrow)
+    start = offsets[:-1].to(torch.int64)
+    row = ordered[torch.clamp(start, max=count - 1)].to(torch.int64) - shift
+    return perm, offsets, torch.where((start < count) & (row < size), row, -1)
+
+
+def _sorted(
+    index: Tensor, num_segments: int | torch.SymInt, wrap: bool, op: str
+) -> tuple[torch.dtype, int, Tensor, Tensor]:
+    """The keys' dtype and shift, the keys in order and the permutation that orders them.
+
+    A skipped row has the key of one segment too many, a row out of bounds that of two.
+    """
     if index.dtype not in INDEX_DTYPES:
         known = " or ".join(str(dtype) for dtype in INDEX_DTYPES)
         raise TypeError(f"{op}: the index has dtype {index.dtype}, expected {known}; convert it with .to(torch.int64)")
@@ -71,13 +110,8 @@ def sorted_plan(
     outside = (segment < 0) | (segment >= size)
     key = torch.where(skipped, size, torch.where(outside, size + 1, segment))
     # In int64 before it is narrowed: the two virtual segments need not fit the index's own dtype.
-    key = (key.to(torch.int64) + shift).to(keys)
-    ordered, perm = torch.sort(key, stable=True)
-    bounds = (torch.arange(size + 2, device=index.device) + shift).to(keys)
-    narrow = offsets_dtype(index.shape[0]) == torch.int32
-    bounded = torch.searchsorted(ordered, bounds, out_int32=narrow)
-    torch.ops.aten._assert_async.msg(bounded[-1] == index.shape[0], _message(op, num_segments))
-    return perm, bounded[:-1]
+    ordered, perm = torch.sort((key.to(torch.int64) + shift).to(keys), stable=True)
+    return keys, shift, ordered, perm
 
 
 def sorted_count(

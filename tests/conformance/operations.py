@@ -56,17 +56,7 @@ UNTRACEABLE: Mapping[str, str] = {
 }
 """Operators of which torch cannot trace some samples, so that Dynamo runs them eagerly. No rule is asked."""
 
-COMPLEX_SCAN = "complex scans on a GPU: the catalogue's row of cumsum has no form for them"
-REFUSED: Mapping[str, str] = {
-    "cumsum": COMPLEX_SCAN,
-    "cumprod": COMPLEX_SCAN,
-    "logcumsumexp": COMPLEX_SCAN,
-    "cumulative_trapezoid": COMPLEX_SCAN,
-    "prod": COMPLEX_SCAN,
-    "masked.cumsum": COMPLEX_SCAN,
-    "masked.cumprod": COMPLEX_SCAN,
-    "masked.prod": COMPLEX_SCAN,
-}
+REFUSED: Mapping[str, str] = {}
 """Operators of which some samples are refused as uncovered, and why."""
 
 SAMPLED_AT_ROUNDED_PLACES = (

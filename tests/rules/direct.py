@@ -59,4 +59,4 @@ def replaced(rule: Rule, target: Any, *args: Any, device: str = "cpu", **kwargs:
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The raw bits of a tensor, so that NaN and -0.0 count in comparisons."""
     integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}[tensor.element_size()]
-    return tensor.contiguous().view(integer)
+    return tensor.resolve_conj().contiguous().view(integer)

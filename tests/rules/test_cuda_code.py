@@ -6,6 +6,8 @@ sources which no longer finds anything cannot pass for a proof.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -75,3 +77,63 @@ def test_nothing_nondeterministic_is_left(function):
     assert not code.nondeterministic_externs
     plain = cuda_code_with(CudaSettings("inductor", compile_kernels=False), function, inputs, {})
     assert plain.float_atomics or plain.float_scans or plain.nondeterministic_externs
+
+
+def index_adds(table, index, source):
+    table.index_add_(0, index, source)
+
+
+def index_puts(table, index, source):
+    table.index_put_((index,), source, accumulate=True)
+
+
+def scatter_adds(table, index, source):
+    table.scatter_add_(0, index[:, None].expand_as(source), source)
+
+
+SEGMENTS, ROWS, COLUMNS = 50_021, 700, 3
+
+
+def code_of_update(function, dynamic=None, compile_kernels=False):
+    inputs = torch.randn(SEGMENTS, COLUMNS), torch.randint(0, SEGMENTS, (ROWS,)), torch.randn(ROWS, COLUMNS)
+    settings = CudaSettings("detpass", dynamic=dynamic, compile_kernels=compile_kernels)
+    code = cuda_code_with(settings, function, inputs, {})
+    assert code.deterministic
+    (source,) = code.sources.values()
+    return source.partition("def call(")[2].partition("def benchmark")[0]
+
+
+@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("function", [index_adds, pytest.param(index_puts, marks=pytest.mark.slow),
+                                      pytest.param(scatter_adds, marks=pytest.mark.slow)])  # fmt: skip
+def test_few_rows_of_a_large_table_are_updated_in_place(function, dynamic):
+    calls = code_of_update(function, dynamic)
+    (update,) = [line for line in calls.splitlines() if "update_rows" in line and ".run(" in line]
+    table = update.partition(".run(")[2].partition(",")[0]
+    assert table.startswith("arg"), "the kernel writes the graph's input itself"
+    others = [line for line in calls.splitlines() if re.search(rf"\b{table}\b", line) and line != update]
+    assert not [line for line in others if ".run(" in line or "torch.ops" in line], "and nothing else touches it"
+    if dynamic is None:
+        passes = [line for line in calls.splitlines() if str(SEGMENTS * COLUMNS) in line]
+        assert not passes, "no kernel and no buffer is as large as the table"
+
+
+@pytest.mark.slow
+def test_a_table_that_is_read_later_is_kept():
+    def add_and_read(table, index, source):
+        return table.index_add(0, index, source), table * 2
+
+    calls = code_of_update(add_and_read, compile_kernels=True)
+    (update,) = [line for line in calls.splitlines() if "update_rows" in line and ".run(" in line]
+    assert not re.search(r"\.run\(arg|reinterpret_tensor\(arg", update)
+
+
+def test_many_rows_are_one_pass_over_the_table():
+    def add(table, index, source):
+        return (table * 0.5).index_add(0, index, source)
+
+    inputs = torch.randn(100, 3), torch.randint(0, 100, (700,)), torch.randn(700, 3)
+    code = cuda_code_with(CudaSettings("detpass", compile_kernels=False), add, inputs, {})
+    (source,) = code.sources.values()
+    assert code.deterministic
+    assert "update_rows" not in source

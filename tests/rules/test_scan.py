@@ -7,8 +7,10 @@ import torch
 
 from detpass.backend import detpass, reports
 from detpass.inspection.cuda_code import CudaSettings, cuda_code_with
-from detpass.rule import Inapplicable, NoMatch, Safe
-from detpass.rules.scan import BLOCK, SCANS, FixedOrderScan
+from detpass.rule import Safe
+from detpass.rules.doubling import BLOCK
+from detpass.rules.scan import SCANS, FixedOrderScan
+from tests.rules.compiled import compile_and_compare
 from tests.rules.direct import bits, replaced, verdict_of
 
 aten = torch.ops.aten
@@ -66,9 +68,93 @@ def test_what_is_left_alone():
     assert isinstance(verdict_of(RULE, aten.cumsum.default, torch.randn(1000), 0, device="cpu"), Safe)
     assert isinstance(verdict_of(RULE, aten.cumsum.default, torch.arange(1000), 0, **cuda), Safe)
     assert isinstance(verdict_of(RULE, aten.cumsum.default, torch.tensor(1.0), 0, **cuda), Safe)
-    refused = verdict_of(RULE, aten.cumsum.default, torch.randn(1000, dtype=torch.complex64), 0, **cuda)
-    assert isinstance(refused, NoMatch)
-    assert refused.why is Inapplicable.DTYPE
+
+
+def complex_data(target, shape, dtype):
+    """Factors of cumulative products have a modulus near 1, so that the products neither vanish nor grow."""
+    torch.manual_seed(0)
+    real = dtype.to_real()
+    if target is aten.cumprod.default:
+        return torch.polar(1 + torch.randn(shape, dtype=real) / 100, 10 * torch.randn(shape, dtype=real))
+    return torch.randn(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("target", list(SCANS), ids=str)
+@pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1, 1000, pytest.param(BLOCK**2 + 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_complex_values(target, length, dim, dtype):
+    shape = [2, 3]
+    shape[dim] = length
+    x = complex_data(target, shape, dtype)
+    got, want = replaced(RULE, target, x, dim, device="cuda"), target(x.to(torch.complex128), dim)
+    assert got.dtype is dtype
+    if target is aten.logcumsumexp.default:
+        turns = (got.to(torch.complex128) - want).imag / (2 * torch.pi)
+        want = want + 2j * torch.pi * turns.round()
+    tolerance = 1e-5 if dtype is torch.complex64 else 1e-13
+    # The error of a sum or product in float32 grows with the logarithm of the length, over the largest partial result.
+    torch.testing.assert_close(got.to(torch.complex128), want, rtol=tolerance, atol=tolerance * want.abs().max().item())
+
+
+@pytest.mark.parametrize("target", list(SCANS), ids=str)
+def test_complex_scans_of_nothing_one_element_and_conjugates(target):
+    x = complex_data(target, (3, 300), torch.complex128)
+    for given in (x[:, :0], x[:0], x[:, :1], x.conj()):
+        got, want = replaced(RULE, target, given, 1, device="cuda"), target(given, 1)
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+INF, NAN = float("inf"), float("nan")
+SPECIAL = [
+    [complex(INF, 1), 0j, complex(INF, 2)],
+    [complex(INF, 1), complex(INF, 1)],
+    [complex(-INF, 1), complex(-INF, 2), 1 + 1j],
+    [complex(0, NAN), 1 + 1j],
+    [1 + 1j, complex(NAN, 0), 2j],
+    [complex(-INF, NAN), 1 + 1j],
+    [5 + 0j, complex(5, torch.pi)],
+    [3j, 3j, 3j],
+]
+
+
+@pytest.mark.parametrize("values", SPECIAL, ids=str)
+def test_special_logarithms_follow_eager(values):
+    x = torch.tensor(values, dtype=torch.complex128)
+    got, want = replaced(RULE, aten.logcumsumexp.default, x, 0, device="cuda"), x.logcumsumexp(0)
+    # log(1 + exp(pi i)) is the logarithm of a rounding error; eager's sine of pi is the same one.
+    torch.testing.assert_close(torch.view_as_real(got), torch.view_as_real(want), rtol=1e-12, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("target", list(SCANS), ids=str)
+def test_complex_scans_repeat(target):
+    x = complex_data(target, (2, 600), torch.complex64)
+    first = torch.view_as_real(replaced(RULE, target, x, 1, device="cuda"))
+    for _ in range(20):
+        assert torch.equal(bits(torch.view_as_real(replaced(RULE, target, x, 1, device="cuda"))), bits(first))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
+def test_complex_scans_compiled(name):
+    torch.manual_seed(0)
+    z = torch.randn(2, 11, dtype=torch.complex128, requires_grad=True)
+    records = compile_and_compare(
+        lambda z: torch.view_as_real(getattr(z, name)(1)), z, rtol=1e-9, atol=1e-9, runs=20, target="cuda"
+    )
+    assert records[f"aten.{name}.default"] == ("closed_form", "fixed_order_scan")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
+def test_the_code_for_complex_scans_has_no_look_back(name, dynamic):
+    pytest.importorskip("triton", reason="triton is not installed")
+    z = torch.randn(2, 11 if name == "cumprod" else 300, dtype=torch.complex64, requires_grad=True)
+    settings = CudaSettings(dynamic=dynamic, compile_kernels=False)
+    code = cuda_code_with(settings, lambda z: torch.view_as_real(getattr(z, name)(1)).square().sum(), [z])
+    assert code.deterministic
+    assert set(code.sources) == {"forward0", "backward0"}
 
 
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from detpass.segment.strategy import MODEL, Sizes, Strategy, choose
+from detpass.segment.strategy import MODEL, Sizes, Strategy, choose, far_exceeds
 
 BASE = Sizes(
     batch=1,
@@ -54,3 +54,9 @@ def test_small_calls_take_one_thread():
 def test_too_many_rows_for_a_sort():
     with pytest.raises(OverflowError, match="2147483648 rows; a reduction other than a sum takes at most 2147483647"):
         choose(BASE._replace(rows=2**31, scannable=False))
+
+
+def test_which_tables_are_updated_in_part():
+    assert far_exceeds(5000, 2000)
+    assert not far_exceeds(5000, 2500)
+    assert not far_exceeds(4096, 1)

@@ -72,7 +72,7 @@ def compiled(
 
     if triton_kernels.interpreted():
         pytest.skip("TRITON_INTERPRET is set: there is nothing to compile")
-    accumulate = triton_kernels._accumulator(dtype)
+    accumulate = triton_kernels.accumulator(dtype)
     read = dtype if level == 0 else accumulate
     tile = triton_kernels.tile_for(columns, read.itemsize)
     pointers = {"source": read, "perm": torch.int64, "offsets": torch.int32, "partial": accumulate}
@@ -88,7 +88,7 @@ def compiled(
         "HAS_DEST": has_dest,
         "REDUCE": reduce,
         "IDENTITY": triton_kernels._integer_identity(dtype, reduce),
-        "ACC": triton_kernels._language_dtype(accumulate),
+        "ACC": triton_kernels.language_dtype(accumulate),
         "BLOCK_R": tile.block_r,
         "BLOCK_D": tile.block_d,
         "COLUMN_BLOCKS": -(-columns // tile.block_d),

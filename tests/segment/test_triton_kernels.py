@@ -26,6 +26,7 @@ COMPARISONS = {
     "deep": 24,
     "reductions": 94,
     "forms": 13,
+    "updates": 12,
 }
 
 

@@ -7,7 +7,13 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from detpass.segment import reference
-from detpass.segment.triton_plan import key_dtype, sorted_count, sorted_last_positions, sorted_plan
+from detpass.segment.triton_plan import (
+    key_dtype,
+    sorted_count,
+    sorted_groups,
+    sorted_last_positions,
+    sorted_plan,
+)
 
 SIZES = [1, 2, 253, 254, 255, 256, 300, 65533, 65534, 65535, 65536, 70000]
 
@@ -31,6 +37,29 @@ def test_plan_is_the_reference(segments: int, wrap: bool, dtype: torch.dtype) ->
         assert torch.equal(perm, expected_perm.to(perm.dtype))
         assert torch.equal(offsets, expected_offsets.to(offsets.dtype))
         assert (perm.dtype, offsets.dtype) == (torch.int64, torch.int32)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize("segments", SIZES)
+def test_groups_are_the_segments_with_members(segments: int, wrap: bool, dtype: torch.dtype) -> None:
+    for rows in (0, 1, 400):
+        index = _index(rows, segments, wrap, dtype)
+        perm, offsets, touched = sorted_groups(index, segments, wrap)
+        expected_perm, bounds = reference.plan(index, segments, wrap)
+        assert torch.equal(perm, expected_perm.to(perm.dtype))
+        occupied = (bounds[1:] > bounds[:-1]).nonzero().flatten()
+        count = occupied.shape[0]
+        assert torch.equal(touched[:count], occupied)
+        assert (touched[count:] == -1).all()
+        assert torch.equal(offsets[:count], bounds[:-1][occupied].to(offsets.dtype))
+        assert offsets.shape == (rows + 1,)
+        assert (offsets.diff() >= 0).all()
+        if count:
+            assert int(offsets[count]) == int(bounds[-1])
+        assert int(offsets[-1]) == rows
+    with pytest.raises(RuntimeError, match=f"add: an index is out of bounds for size {segments}"):
+        sorted_groups(torch.tensor([0, segments], dtype=dtype), segments, wrap, "add")
 
 
 @pytest.mark.parametrize("wrap", [False, True])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from detpass.segment import reference, triton_kernels
+from detpass.segment.functional import assume_device, segment_accumulate
 from detpass.segment.triton_kernels import Tile, launches, segment_sum_sorted, sorted_plan
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -189,6 +190,27 @@ def forms() -> Iterator[Comparison]:
     yield "no batch", segment_sum_sorted(source[:0], perm, offsets), expected[:0]
 
 
+def updates() -> Iterator[Comparison]:
+    """Few rows into a large table, by the function that rules call."""
+    generator = torch.Generator().manual_seed(7)
+    kinds = ((torch.float32, "sum", 9), (torch.bfloat16, "sum", 9), (torch.complex64, "sum", 9),
+             (torch.int32, "prod", 9), (torch.float32, "amax", 9), (torch.float64, "sum", 300))  # fmt: skip
+    for dtype, reduce, rows in kinds:
+        index = torch.randint(-4200, 4200, (rows,), generator=generator)
+        index[1::2] = 17
+        index[2] = torch.iinfo(torch.int64).min
+        source, dest = (values(2, n, 3, dtype, generator) for n in (rows, 4200))
+        if dtype.is_floating_point:
+            dest[:, :20] = special(20, 3, dtype)
+        with assume_device("cuda"):
+            got = segment_accumulate(dest, index, source, reduce, True, "add")
+        yield f"{reduce} of {rows} {dtype}", got, reference.segment_accumulate(dest, index, source, 4200, reduce, True)
+        nothing = torch.full((5,), torch.iinfo(torch.int64).min)
+        with assume_device("cuda"):
+            kept = segment_accumulate(dest, nothing, source[:, :5], reduce, True, "add")
+        yield f"{reduce} of no {dtype}", kept, dest
+
+
 GROUPS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "sums-float32": lambda: sums(torch.float32),
     "sums-float64": lambda: sums(torch.float64),
@@ -199,6 +221,7 @@ GROUPS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "deep": deep,
     "reductions": reductions,
     "forms": forms,
+    "updates": updates,
 }
 
 
