@@ -57,6 +57,19 @@ class Gpu:
     pci_domain_id: int = 0
 
 
+@contextlib.contextmanager
+def flex_attention_as_on_cuda() -> Iterator[None]:
+    """Inside, flex_attention does not refuse tensors on a CPU that need a gradient: they stand for a GPU's."""
+    import torch.nn.attention.flex_attention as frontend
+
+    checked = frontend._validate_device
+    frontend._validate_device = lambda *_: None
+    try:
+        yield
+    finally:
+        frontend._validate_device = checked
+
+
 class _OfflineDriver:
     """A Triton driver that names its target: enough to hash and compile kernels, never to launch one."""
 

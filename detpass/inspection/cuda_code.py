@@ -206,6 +206,7 @@ class _World:
             # While tracing too: torch reads from a Triton kernel's code which of its arguments it writes.
             _torch_private_triton.offline_triton(self._settings.capability),
             _torch_private_cuda.backward_lowered_at_once(),
+            _torch_private_cuda.flex_attention_as_on_cuda(),
             standing_in(modules_of(target), self._stand_ins),
             self._rewriting(),
         ):

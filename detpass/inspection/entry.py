@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from detpass import _torch_private_capture, _torch_private_triton, environment, rules
+from detpass import _torch_private_capture, _torch_private_cuda, _torch_private_triton, environment, rules
 from detpass.errors import InspectionError
 from detpass.inspection import inputs, lowered
 from detpass.inspection.analysis import Analysis, names_of, whole_graph
@@ -108,7 +109,10 @@ def _graphs(
     settings.progress("tracing")
     analysis.module_names = names_of(modules_of(uncompiled(subject)))
     traced_on = torch.device("cuda" if target.type == "cuda" and torch.cuda.is_available() else "cpu")
-    with _torch_private_triton.offline_triton(target.capability or CAPABILITY):
+    with contextlib.ExitStack() as as_there:
+        as_there.enter_context(_torch_private_triton.offline_triton(target.capability or CAPABILITY))
+        if target.type == "cuda":
+            as_there.enter_context(_torch_private_cuda.flex_attention_as_on_cuda())
         return capture(
             subject,
             args,

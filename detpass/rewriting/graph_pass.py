@@ -243,7 +243,10 @@ def _copy_attribute(graph: fx.Graph, root: Any, subgraph: fx.GraphModule, inner:
             break
         number += 1
     name = f"_detpass_constant{number}"
-    root.register_buffer(name, value, persistent=False)
+    if isinstance(value, torch.nn.Module):  # the body of a higher-order operator
+        root.add_module(name, value)
+    else:
+        root.register_buffer(name, value, persistent=False)
     return graph.get_attr(name)
 
 
@@ -255,8 +258,7 @@ def _inherit(new: fx.Node, node: fx.Node, inner: fx.Node) -> None:
 def _reconnect(graph: fx.Graph, node: fx.Node, output: Any) -> None:
     if isinstance(output, (list, tuple, Mapping)):
         for user in list(node.users):
-            user.replace_all_uses_with(output[result_key(user)])
-            graph.erase_node(user)
+            _reconnect(graph, user, output[result_key(user)])
     else:
         node.replace_all_uses_with(output)
     graph.erase_node(node)

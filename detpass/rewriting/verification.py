@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,10 +30,7 @@ def check_result(node: fx.Node, output: Any, rule: Rule) -> None:
     """
     old = node.meta.get("val")
     if isinstance(old, (list, tuple)):
-        if not isinstance(output, (list, tuple)) or len(output) != len(old):
-            raise _broken(node, rule, f"returned {_count(output)} results, the node has {len(old)}")
-        used = {result_number(user) for user in node.users}
-        pairs = [(old[i], output[i], f"result {i}") for i in sorted(used)]
+        pairs = list(_used_results(node, old, output, rule, "result"))
     elif isinstance(old, Mapping):
         keys = list(dict.fromkeys(result_key(user) for user in node.users))
         if not isinstance(output, Mapping) or not output.keys() >= set(keys):
@@ -71,6 +68,20 @@ def _keep_sizes(node: fx.Node, output: Any, rule: Rule) -> None:
         problem = _torch_private.rebind_unbacked_sizes(node, fx.node.map_arg(output, lambda part: part.meta["val"]))
         if problem is not None:
             raise _broken(node, rule, problem)
+
+
+def _used_results(
+    node: fx.Node, old: Sequence[Any], output: Any, rule: Rule, what: str
+) -> Iterator[tuple[Any, Any, str]]:
+    """The results of ``node`` that the graph uses, those in results that are tuples themselves among them."""
+    if not isinstance(output, (list, tuple)) or len(output) != len(old):
+        raise _broken(node, rule, f"{what} holds {_count(output)} results, the node's {len(old)}")
+    for user in sorted(node.users, key=result_number):
+        number = result_number(user)
+        if isinstance(old[number], (list, tuple)):
+            yield from _used_results(user, old[number], output[number], rule, f"{what} {number}")
+        else:
+            yield old[number], output[number], f"{what} {number}"
 
 
 def _same_shape(expected: Sequence[Any], found: Sequence[Any]) -> bool:

@@ -19,6 +19,7 @@ from detpass.rules.catalogue import entries, hazard, unknown
 from detpass.rules.ctc import CtcLoss, CudnnCtcLoss
 from detpass.rules.deformable import DeformConv2dBackward
 from detpass.rules.embedding import EmbeddingBagBackward, EmbeddingDenseBackward
+from detpass.rules.flex_attention import FlexAttentionBackward
 from detpass.rules.folding import Col2Im
 from detpass.rules.grid_sample import GridSampleBackward
 from detpass.rules.histogram import Histc, WeightedBincount, WeightedHistogram
@@ -70,6 +71,7 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     WeightedBincount(),
     CtcLoss(),
     CudnnCtcLoss(),
+    FlexAttentionBackward(),
     DeterministicKernel(),
     ExactKernel(),
 )

@@ -16,6 +16,8 @@ from torch import fx
 from detpass import user_kernels
 from detpass.graph_query import argument
 from detpass.rule import Treatment
+from detpass.rules.flex_bodies import JOINT, body_of, kernel_options
+from detpass.rules.flex_gradients import wanted_results
 
 CPU, CUDA = "cpu", "cuda"
 
@@ -55,12 +57,12 @@ def is_left_to_cudnn(node: fx.Node) -> bool:
 
 def captures_gradients(node: fx.Node) -> bool:
     """Whether a flex_attention backward accumulates gradients of tensors captured by its score function."""
-    owner = node.graph.owning_module
-    for source in node.all_input_nodes:
-        body = getattr(owner, str(source.target), None) if source.op == "get_attr" else None
-        if isinstance(body, fx.GraphModule) and any("zeros_and_scatter" in str(n.target) for n in body.graph.nodes):
-            return True
-    return False
+    return bool(wanted_results(body_of(node, node.args[JOINT])))
+
+
+def is_flash(node: fx.Node) -> bool:
+    """Whether a flex_attention backward is asked of FlashAttention's kernels."""
+    return kernel_options(node).get("BACKEND") == "FLASH"
 
 
 def has_ordered_atomics(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from detpass.rules.catalogue import (
     captures_gradients,
     has_ordered_atomics,
     has_weights,
+    is_flash,
     is_inexact,
     is_left_to_cudnn,
     is_transposed,
@@ -156,9 +157,10 @@ KERNELS = (
           GPU, KERNEL, NATIVE, "deterministic_kernel", _test("native")),
     Entry("cuDNN and MIOpen RNN backward", _backwards("_cudnn_rnn", "miopen_rnn"), GPU,
           "cuDNN may choose an algorithm that adds atomically", NATIVE, "deterministic_kernel", _test("native")),
-    Entry("flex_attention, gradients of captured tensors", ("flex_attention_backward",), GPU, ATOMIC, UNCOVERED,
-          None, "tests/rules/test_flex_attention.py", applies=captures_gradients,
-          note="scaled_dot_product_attention with attn_mask=bias[index] has the same gradient as a segment sum"),
+    Entry("flex_attention, gradients of captured tensors", ("flex_attention_backward",), GPU, ATOMIC, SEGMENT,
+          "flex_attention_backward", _test("flex_attention"), applies=captures_gradients),
+    Entry("flex_attention by FlashAttention", ("flex_attention_backward",), GPU, ATOMIC, UNCOVERED, None,
+          _test("flex_attention"), applies=is_flash, note="kernel_options={'BACKEND': 'TRITON'} does not"),
 )  # fmt: skip
 
 USERS = (

@@ -117,10 +117,10 @@ def gradients_of(joint: fx.GraphModule) -> Gradients | Unsummable:
             continue
         if str(node.target) == SCATTER:
             shape, indices, value = node.args
-            if len(indices) != len(shape):
-                return Unsummable(node, "a captured tensor is indexed in some of its dimensions only")
             if any(used in scattered for used in (value, *indices)):
                 return Unsummable(node, "a captured tensor is indexed in two steps, x[a][b] instead of x[a, b]")
+            if len(indices) != len(shape):
+                return Unsummable(node, "a captured tensor is indexed in some of its dimensions only")
             terms[node] = Term(value, tuple(indices), tuple(shape))
         elif (through := _linear_operands(node, varying)) is not None:
             todo.extend(through)
