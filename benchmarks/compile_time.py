@@ -105,7 +105,9 @@ def step_seconds(model_name: str, backend: str) -> float:
 
 def child_seconds(model_name: str, backend: str, cache: str, kernels: str) -> float:
     """:func:`step_seconds` in a fresh process with these folders for Inductor's artifacts and for detpass's kernels."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "DETPASS_CACHE_DIR": kernels}
+    # An installed package has its bytecode, as torch has: the first child may write ours.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = {**inherited, "TORCHINDUCTOR_CACHE_DIR": cache, "DETPASS_CACHE_DIR": kernels}
     command = [sys.executable, __file__, "--child", model_name, backend]
     finished = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True)
     return float(json.loads(finished.stdout.splitlines()[-1]))
