@@ -31,7 +31,7 @@ from torch import Tensor, fx
 from detpass import segment
 from detpass.graph_query import arguments, known_to_differ, label, tensor_of
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
-from detpass.rules.half_rounding import rounding
+from detpass.rules.kernel_rounding import rounding
 from detpass.rules.plane_scatter import accumulation_dtype
 from detpass.rules.regions import ON_ONE_THREAD, overloads
 
@@ -59,9 +59,10 @@ class DeformConv2dBackward(Rule):
             return ON_ONE_THREAD
         given = arguments(node)
         shapes = [None if (tensor := tensor_of(given[name])) is None else tensor.shape for name in TENSORS]
-        if None in shapes:
+        groups, offset_groups = _value(given["groups"]), _value(given["offset_groups"])
+        if any(value is None for value in (*shapes, groups, offset_groups)):
             return NoMatch(Inapplicable.ARGUMENT, node, "operands without a known value")
-        if _are_refused(shapes, given["groups"], given["offset_groups"], given["use_mask"]):
+        if _are_refused(shapes, groups, offset_groups, given["use_mask"]):
             return REFUSED
         operands = (
             *(given[name] for name in TENSORS),
@@ -122,6 +123,11 @@ class DeformConv2dBackward(Rule):
             grad_mask.to(mask.dtype),
             grad.to(dtype).sum((0, 2, 3)).to(bias.dtype),
         )
+
+
+def _value(size: Any) -> Any:
+    """A size that the graph computes is a node."""
+    return size.meta.get("val") if isinstance(size, fx.Node) else size
 
 
 def _are_refused(shapes: list[Any], groups: Any, offset_groups: Any, masked: bool) -> bool:

@@ -9,9 +9,10 @@ over rectangles and every bilinear sampling on a grid has this form. With ``samp
 No size depends on the data, whatever the regions cover, and the products sum in the order that the library's kernel
 fixes. The position-sensitive form reads another channel in each bin, so only the regions are summed over.
 
-The price of static sizes: the work grows with cells times bins, not with the cells that bins meet, and a gradient that
-is infinite or NaN reaches cells outside of its bin, as zero times infinity is NaN. Channels are taken in blocks of at
-most ``MOST_VALUES`` intermediate values.
+The price of static sizes: the work grows with the cells of all samples times the bins, not with the cells that bins
+meet, and a gradient that is infinite or NaN reaches cells outside of its bin, as zero times infinity is NaN. Channels
+are taken in blocks of at most ``MOST_VALUES`` intermediate values. Where the user lets matrix products of float32 run
+in TF32 (``torch.set_float32_matmul_precision``), so do these.
 
 Neighbours: ``region_weights.py`` (the weights), ``regions.py`` (the rules).
 """

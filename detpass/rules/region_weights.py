@@ -8,22 +8,19 @@ at equal distances, and each point is shared between the two cells around it. ``
 The formulas are those of torchvision's ``csrc/ops/cuda/roi_align_kernel.cu`` and ``ps_roi_pool_kernel.cu``, which
 compute places in the operands' dtype: results of half precision are rounded after each operation.
 
-Neighbours: ``region_products.py`` (what the matrices are for), ``half_rounding.py``.
+Neighbours: ``region_products.py`` (what the matrices are for), ``kernel_rounding.py``.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from detpass.rules.half_rounding import rounding
-
-Rounding = Callable[[Tensor], Tensor]
+from detpass.rules.kernel_rounding import quotient, rounding, size_as_tensor
 
 CANDIDATES = 8
 """All points of a bin that has no more. Else points are over 8/9 of a cell apart, at most three of them are in reach,
@@ -61,7 +58,7 @@ def extents(
     extent = rounded(end - start)
     if least is not None:
         extent = extent.clamp(min=least)
-    return Extents(start, rounded(extent / bins), dtype)
+    return Extents(start, rounded(quotient(extent, size_as_tensor(bins, extent.device))), dtype)
 
 
 def bin_starts(axis: Extents, bins: Any) -> Tensor:
@@ -71,9 +68,16 @@ def bin_starts(axis: Extents, bins: Any) -> Tensor:
     return rounded(axis.start.unsqueeze(1) + rounded(number * axis.step.unsqueeze(1)))
 
 
-def places(start: Tensor, step: Tensor, point: Tensor, count: Tensor | float, rounded: Rounding) -> Tensor:
-    """Where sampling point ``point`` of ``count`` lies in the bin of length ``step`` at ``start``; they broadcast."""
-    return rounded(start + rounded(rounded(rounded(point + 0.5) * step) / count))
+def places(start: Tensor, step: Tensor, point: Tensor, count: Tensor, dtype: torch.dtype) -> Tensor:
+    """Where sampling point ``point`` of ``count`` lies in the bin of length ``step`` at ``start``; they broadcast.
+
+    ``dtype`` is that of the operands.
+    """
+    rounded = rounding(dtype)
+    along = rounded(rounded(point + 0.5) * step)
+    # A last bit of float32 matters where it decides how half precision is rounded.
+    part = quotient(along, count) if dtype == torch.float16 else along / count
+    return rounded(start + rounded(part))
 
 
 def point_counts(axis: Extents) -> Tensor:
@@ -87,7 +91,6 @@ def sampled(axis: Extents, bins: Any, cells: Any) -> Tensor:
     Exact to rounding while rounding moves places by less than two cells: below 2**22 in float32, 2**51 in float64 and
     2**11 in float16. A region without points, or one that is not a number, has weight zero.
     """
-    rounded = rounding(axis.dtype)
     shape = (-1, 1, 1, 1)
     start, step = bin_starts(axis, bins)[:, :, None, None], axis.step.reshape(shape)
     count = point_counts(axis).reshape(shape)
@@ -96,7 +99,7 @@ def sampled(axis: Extents, bins: Any, cells: Any) -> Tensor:
 
     first = ((cell - 1 - start) * count / step - 0.5).floor() - AHEAD
     point = torch.minimum(first, count - CANDIDATES).clamp(min=0) + candidate
-    place = places(start, step, point, rounded(count), rounded)
+    place = places(start, step, point, rounding(axis.dtype)(count), axis.dtype)
     inside = (place >= -1) & (place <= cells) & (point < count)
     # The cells at the borders take all of a point beyond their middle.
     place = place.clamp(0, cells - 1)
@@ -122,7 +125,8 @@ def covering(low: Tensor, high: Tensor, bins: Any, scale: float, cells: Any, dty
     rounded = rounding(dtype)
     scale = in_dtype(scale, dtype)
     start, end = (_nearest(rounded(corner * scale)) for corner in (low, high))
-    step = rounded(rounded((end - start).clamp(min=1).to(low.dtype)) / bins).unsqueeze(1)
+    extent = rounded((end - start).clamp(min=1).to(low.dtype))
+    step = rounded(quotient(extent, size_as_tensor(bins, low.device))).unsqueeze(1)
     number = torch.arange(bins, device=low.device, dtype=low.dtype)
     first = rounded(number * step).floor().to(torch.int64) + start.unsqueeze(1)
     end_of_bin = rounded((number + 1) * step).ceil().to(torch.int64) + start.unsqueeze(1)

@@ -33,7 +33,7 @@ from torch import Tensor, fx
 from detpass import segment
 from detpass.graph_query import arguments, label
 from detpass.rule import Match, Rule, RuleContext, Safe, Treatment, Verdict
-from detpass.rules.half_rounding import rounding
+from detpass.rules.kernel_rounding import size_as_tensor
 from detpass.rules.plane_scatter import accumulation_dtype
 from detpass.rules.region_products import spread
 from detpass.rules.region_weights import Extents, bin_starts, covering, extents, places, point_counts, sampled
@@ -268,7 +268,7 @@ class _Points:
 def _points(axis: Extents, bins: Any, ratio: int, cells: Any) -> _Points:
     point = torch.arange(ratio, device=axis.start.device, dtype=axis.start.dtype)
     start = bin_starts(axis, bins).unsqueeze(-1)
-    place = places(start, axis.step.reshape(-1, 1, 1), point, float(ratio), rounding(axis.dtype))
+    place = places(start, axis.step.reshape(-1, 1, 1), point, size_as_tensor(ratio, start.device), axis.dtype)
     inside = (place >= -1) & (place <= cells)
     place = torch.where(inside, place.clamp(min=0), 0)
     low = place.to(torch.int64).clamp(max=cells - 1)

@@ -1,10 +1,11 @@
-"""Rounding to half precision on the bits: equal to torch's conversion, and kept by the compiler."""
+"""Rounding to half precision and quotients: equal to torch's, and kept by the compiler."""
 
 from __future__ import annotations
 
 import torch
 
-from detpass.rules.half_rounding import round_to_half, rounding
+from detpass.inspection.cuda_code import CudaSettings, cuda_code_with
+from detpass.rules.kernel_rounding import quotient, round_to_half, rounding, size_as_tensor
 from tests.rules.direct import bits
 
 
@@ -51,3 +52,27 @@ def test_only_half_precision_is_rounded():
     x = torch.rand(8, dtype=torch.float64)
     assert rounding(torch.float64)(x) is x
     assert rounding(torch.float16) is round_to_half
+
+
+def test_quotients_are_rounded_correctly():
+    whole = torch.arange(1.0, 4000.0)
+    values = torch.cat((whole, whole.nextafter(torch.tensor(torch.inf)), torch.rand(4000) * 300))
+    reciprocals_differ = False
+    for divisor in range(1, 40):
+        want = values / torch.tensor(float(divisor))
+        assert torch.equal(quotient(values, size_as_tensor(divisor, values.device)), want)
+        # An error in the last place of float64, such as a product with the reciprocal makes, is rounded away ...
+        assert torch.equal((values.double() * (1.0 / divisor)).float(), want)
+        # ... and one of float32 is not.
+        reciprocals_differ |= not torch.equal(values * torch.tensor(1.0 / divisor), want)
+    assert reciprocals_differ
+
+
+def test_cuda_code_divides_by_a_size():
+    """Where it multiplies by the reciprocal of a constant."""
+    settings, inputs = CudaSettings("detpass", compile_kernels=False), [torch.rand(64, dtype=torch.float64)]
+    plain = cuda_code_with(settings, lambda x: (x / 7).ceil(), inputs)
+    assert "0.142857" in "".join(plain.sources.values())
+    exact = cuda_code_with(settings, lambda x: quotient(x, size_as_tensor(7, x.device)).ceil(), inputs)
+    assert "0.142857" not in "".join(exact.sources.values())
+    assert " / " in "".join(exact.sources.values())
