@@ -16,7 +16,7 @@ REFUSED = "recurrent layers"
 """Dynamo compiles no graph of it."""
 BROKEN = "mixed"
 """Has a GRU in the middle: two graphs and eager code between them."""
-DYNAMIC = {"messages", "half precision", "complex", "view scatter", "experts"}
+DYNAMIC = {"convolutions", "messages", "half precision", "complex", "view scatter", "experts"}
 """Generated with symbolic sizes; the others, to save time, with fixed ones."""
 COMPILED = [case for case in MODELS if case.name != REFUSED]
 
