@@ -32,7 +32,8 @@ COMPARISONS = {
 
 def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     root = str(WORKER.parents[2])
-    settings = {**os.environ, "PYTHONPATH": root, **environment}
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    settings = {**os.environ, "PYTHONPATH": path, **environment}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=settings, timeout=600)
 
 
