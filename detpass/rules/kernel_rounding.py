@@ -13,6 +13,7 @@ place. Where a quotient is rounded up to a number of points or cells, that is on
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ def quotient(a: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
     return (a.to(torch.float64) / divisor.to(torch.float64)).to(a.dtype)
 
 
-def size_as_tensor(size: int | torch.SymInt, device: torch.device) -> torch.Tensor:
+def size_as_tensor(size: Any, device: torch.device) -> torch.Tensor:
     """``int64[1]``: a size as data, which the compiler takes for no constant."""
     return torch.arange(size, size + 1, device=device)
 
