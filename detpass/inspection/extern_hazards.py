@@ -55,6 +55,7 @@ _CONDITIONS: Mapping[Callable[..., bool], Callable[[_Call], bool]] = {
     catalogue.is_unstable: lambda call: call.given("stable", 1, "False") != "True",
     catalogue.is_left_to_cudnn: lambda call: call.given("deterministic", 5, "False") != "True",
     catalogue.captures_gradients: lambda call: True,
+    catalogue.is_flash: lambda call: True,
     catalogue.has_ordered_atomics: lambda call: True,
 }
 """The catalogue's conditions on a node, as conditions on a call's text."""
