@@ -70,6 +70,33 @@ def flex_attention_as_on_cuda() -> Iterator[None]:
         frontend._validate_device = checked
 
 
+@contextlib.contextmanager
+def associative_scan_as_on_cuda() -> Iterator[None]:
+    """Inside, associative_scan does not refuse tensors on a CPU (before torch 2.14): they stand for a GPU's.
+
+    The devices that it accepts are a constant in its code, and callers may have imported the function by name.
+    """
+    from torch._higher_order_ops.associative_scan import associative_scan as frontend
+
+    checked = frontend.__code__
+    frontend.__code__ = _with_constant(checked, ("cuda", "xpu"), ("cuda", "xpu", "cpu"))
+    try:
+        yield
+    finally:
+        frontend.__code__ = checked
+
+
+def _with_constant(code: types.CodeType, before: Any, after: Any) -> types.CodeType:
+    """``code`` with another constant in the place of one, in the functions inside it too."""
+
+    def changed(constant: Any) -> Any:
+        if isinstance(constant, types.CodeType):
+            return _with_constant(constant, before, after)
+        return after if constant == before else constant
+
+    return code.replace(co_consts=tuple(map(changed, code.co_consts)))
+
+
 class _OfflineDriver:
     """A Triton driver that names its target: enough to hash and compile kernels, never to launch one."""
 

@@ -6,6 +6,8 @@ Another part of ``_torch_private.py``, under the same rule. Tested on torch 2.11
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -58,10 +60,42 @@ def kernel_function(value: Any) -> Callable[..., Any] | None:
 
 
 def kernel_key(kernel: Any) -> str:
-    """A hash of a kernel's source and of the functions and constants that it uses."""
+    """A hash of a kernel's source and of the functions and constants that it uses, with its configurations in order."""
+    chosen_from = configurations(kernel)
     while not hasattr(kernel, "cache_key"):
         kernel = kernel.fn
-    return str(kernel.cache_key)
+    return f"{kernel.cache_key}{chosen_from if chosen_from else ''}"
+
+
+def configurations(kernel: Any) -> tuple[str, ...]:
+    """The distinct configurations of a kernel's autotuner in order, such as ``BLOCK=64, num_warps=4``.
+
+    Empty for a kernel that has no autotuner.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    while not isinstance(kernel, Autotuner) and hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    found = getattr(kernel, "configs", ())
+    each = (", ".join(f"{name}={value}" for name, value in one.all_kwargs().items()) for one in found)
+    return tuple(dict.fromkeys(each))
+
+
+@functools.cache
+def with_first_configuration(kernel: Any) -> Any:
+    """The autotuner ``kernel`` with its first configuration alone; the same object for each call."""
+    pinned = copy.copy(kernel)
+    pinned.configs = kernel.configs[:1]
+    return pinned
+
+
+def launch_first_configuration(launch: Mapping[str, Any]) -> Any:
+    """Call the functional launch operator with a node's keyword arguments, its kernel with one configuration."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    kernel = with_first_configuration(kernel_side_table.get_kernel(launch["kernel_idx"]))
+    functional, _ = launch_operators()
+    return functional(**{**launch, "kernel_idx": kernel_side_table.add_kernel(kernel), "grid": launch["grid"][:1]})
 
 
 def kernel_texts(kernel: Any, arguments: Mapping[str, Any], descriptors: Mapping[str, Any]) -> list[str]:

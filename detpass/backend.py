@@ -27,6 +27,8 @@ from detpass.rewriting.graph_pass import Rewriter
 from detpass.rewriting.lowering_audit import LoweringAudit
 from detpass.rewriting.registry import RuleSet, registered_rules
 from detpass.rewriting.report import Report, load, save
+from detpass.rule import Treatment
+from detpass.rules.user_kernel import FirstConfiguration
 from detpass.torch_faults import TorchFaults
 
 log = logging.getLogger(__name__)
@@ -121,12 +123,15 @@ class Plan:
     patches: Mapping[str, Any]
 
     def remember(self) -> None:
-        """Add the report to those of this process, hand it to the option ``report``, and say what is unknown in it."""
+        """Add the report to those of this process, hand it to the option ``report``, and say what a user must know."""
         messages = list(map(escapes.unknown_operator_message, self.report.unknown))
         self.report.escapes += messages
         _reports.append(self.report)
         if self.own.report is not None:
             self.own.report(self.report)
+        for record in self.report:
+            if record.rule == FirstConfiguration.name and record.treatment is not Treatment.SAFE:
+                escapes.warn_of_first_configuration(record.location, record.reason)
         for message in messages:
             escapes.escape(self.own.on_escape, message)
 

@@ -65,6 +65,10 @@ class KernelBuildWarning(DetpassWarning):
     """The native CPU kernels could not be built; a slower form with the same bits is used."""
 
 
+class FirstConfigurationWarning(DetpassWarning):
+    """A user's autotuned Triton kernel runs in its first configuration, which need not be the fastest."""
+
+
 class BitsDifferError(DetpassError, AssertionError):
     """Results that should have the same bits do not; the message names the first pair and tensor."""
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from detpass import _torch_private, _torch_private_breaks
 from detpass.config import CUBLAS_ADVICE, CUBLAS_SETTING, cublas_repeats
-from detpass.errors import ConfigurationError, EnvironmentWarning, EscapeError, EscapeWarning
+from detpass.errors import ConfigurationError, EnvironmentWarning, EscapeError, EscapeWarning, FirstConfigurationWarning
 
 PASS_NAME = "joint_custom_post_pass"
 
@@ -59,6 +59,21 @@ def unknown_operator_message(unknown: Any) -> str:
         f'repeats. Remedy: detpass.register_rule(detpass.Declared({unknown.op.removesuffix(".default")}, "the proof")) '
         "where it does, or a rule that replaces it."
     )
+
+
+def warn_of_first_configuration(location: str | None, reason: str) -> None:
+    """Warn, once for each launch in a process, that an autotuned Triton kernel is not measured."""
+    _warn_of_choice(f"at {location}: {reason}" if location else reason)
+
+
+@functools.cache
+def _warn_of_choice(what: str) -> None:
+    message = (
+        f"{what}. Remedy where another configuration is faster: make it the first or the only one of triton.autotune; "
+        'where all of them give the same bits, detpass.register_rule(detpass.Declared(kernel, "the proof")) keeps the '
+        "measurement."
+    )
+    warnings.warn(message, FirstConfigurationWarning, stacklevel=4)
 
 
 def check_settings(patches: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -39,7 +39,8 @@ class Treatment(str, enum.Enum):
     CLOSED_FORM = "closed_form"
     """The index map is known at compile time: a gather, a small dense product or disjoint writes."""
     NATIVE = "native"
-    """torch's own deterministic kernel, with torch's flag set for this call alone."""
+    """A kernel that is there and can repeat: torch's own, with torch's flag set for this call alone, or an autotuned
+    Triton kernel of a user's in its first configuration."""
     SAFE = "safe"
     """Proved deterministic as it stands: injective index, exact arithmetic, order-free reduction."""
     UNCOVERED = "uncovered"

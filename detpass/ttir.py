@@ -6,7 +6,8 @@ Integer additions, bit operations, minima and maxima leave the same value in any
 maximum as two of integers, so that NaN and -0.0 have their place in it, too.
 
 Text, because the module's Python interface changes with each Triton; tested on 3.6 to 3.8. Neighbours:
-``user_kernels.py`` (where the text of a user's kernel comes from), ``inspection/cuda_text.py`` (generated modules).
+``ttir_configurations.py`` (several configurations of a kernel), ``user_kernels.py`` (where the text of a user's kernel
+comes from), ``inspection/cuda_text.py`` (generated modules).
 """
 
 from __future__ import annotations
@@ -82,11 +83,11 @@ Value = tuple[str, str]
 
 def atomics(text: str) -> list[Atomic]:
     """The atomics of a TTIR module, tensor descriptors' included, in the order of the text."""
-    rows = list(_rows(text))
-    live = _live(rows)
+    lines = list(rows(text))
+    live = _live(lines)
     places = {match["name"]: match["text"] for match in _PLACE_ROW.finditer(text)}
-    held = [(row, *kind) for row in rows if (kind := _kind(row.body)) is not None]
-    mixed = _mixed(held, {(row.function, name): row for row in rows for name in row.results})
+    held = [(row, *kind) for row in lines if (kind := _kind(row.body)) is not None]
+    mixed = _mixed(held, {(row.function, name): row for row in lines for name in row.results})
     found = []
     for row, operation, dtype in held:
         why = NOTES.get(operation)
@@ -103,7 +104,7 @@ def atomics(text: str) -> list[Atomic]:
 def opaque(text: str) -> list[str]:
     """Parts of a TTIR module that this module does not understand and that may act on memory, in words."""
     found = []
-    for row in _rows(text):
+    for row in rows(text):
         assembly = _ASSEMBLY.search(row.body)
         if assembly and (atomic := _PTX_ATOMIC.search(assembly[1])):
             found.append(f"inline assembly with {atomic[0]}: nothing says that its result is the same in every order")
@@ -125,7 +126,7 @@ def _kind(body: str) -> tuple[str, str] | None:
     return None
 
 
-def _mixed(held: list[tuple[_Row, str, str]], made: Mapping[Value, _Row]) -> set[_Row]:
+def _mixed(held: list[tuple[Row, str, str]], made: Mapping[Value, Row]) -> set[Row]:
     """The atomics that may share a place with one of another kind.
 
     Places are told apart by the kernel's argument that the pointer is computed from. A floating-point maximum is a
@@ -147,7 +148,7 @@ def _mixed(held: list[tuple[_Row, str, str]], made: Mapping[Value, _Row]) -> set
     return {row for row, base in targets.items() if base in crowded}
 
 
-def _base(row: _Row, made: Mapping[Value, _Row]) -> str:
+def _base(row: Row, made: Mapping[Value, Row]) -> str:
     """The argument of the kernel that an atomic's pointer is computed from, or ``ANYWHERE``."""
     name, function = row.operands[0], row.function
     while (maker := made.get((function, name))) is not None:
@@ -163,7 +164,7 @@ def _element(types: re.Match[str] | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
     """One line of a function's body."""
 
     number: int
@@ -181,7 +182,8 @@ class _Row:
         return _VALUE.findall(self.body)
 
 
-def _rows(text: str) -> Iterator[_Row]:
+def rows(text: str) -> Iterator[Row]:
+    """The lines of a TTIR module's functions, without the functions' own headers."""
     function, public, arguments = "", False, frozenset[str]()
     for number, line in enumerate(text.splitlines()):
         header = _FUNCTION.match(line)
@@ -194,17 +196,17 @@ def _rows(text: str) -> Iterator[_Row]:
         definition = _DEFINITION.match(plain)
         results = tuple(_VALUE.findall(definition["results"])) if definition else ()
         body = definition["rest"] if definition else plain.strip()
-        yield _Row(number, function, public, arguments, results, body, place["place"] if place else None)
+        yield Row(number, function, public, arguments, results, body, place["place"] if place else None)
 
 
-def _live(rows: list[_Row]) -> set[Value]:
+def _live(lines: list[Row]) -> set[Value]:
     """The values that reach memory, control flow or another kernel's eyes; what only unused values are made of is dead.
 
     Triton's builder leaves unused results in the text. Whatever is no plain computation is taken to use its operands.
     """
     feeds: dict[Value, list[Value]] = defaultdict(list)
     roots: list[Value] = []
-    for row in rows:
+    for row in lines:
         operands = [(row.function, name) for name in row.operands]
         if row.body.startswith("tt.return"):
             feeds[row.function, ""] += operands

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from detpass import _torch_private, _torch_private_triton, ttir
+from detpass import _torch_private, _torch_private_triton, ttir, ttir_configurations
 
 LAUNCHES = _torch_private_triton.launch_operators()
 """The higher-order operators by which a graph launches a Triton kernel."""
@@ -39,6 +39,10 @@ class Reading:
     """Why its code could not be made, or None when it was read."""
     suspect: bool = False
     """Whether a kernel that was not read names atomics or assembly in its source, or has no source to look at."""
+    configurations: tuple[str, ...] = ()
+    """The distinct configurations of its autotuner, in order, such as ``BLOCK=64, num_warps=4``."""
+    unlike: str | None = None
+    """Why the choice of a configuration may decide bits; None where it does not, or where there is no choice."""
 
     @property
     def ordered(self) -> tuple[str, ...]:
@@ -58,8 +62,26 @@ def read(node: fx.Node, capability: int = CAPABILITY) -> Reading | None:
     ``capability`` is that of the GPU to make code for where there is none, such as 90.
     """
     kernel = _torch_private_triton.launched_kernel(node)
-    if kernel is None:
+    return None if kernel is None else _reading(kernel, node, capability)
+
+
+def read_first_configuration(node: fx.Node, capability: int = CAPABILITY) -> Reading | None:
+    """What the autotuned kernel that ``node`` launches holds in its first configuration; None for any other node."""
+    kernel = _torch_private_triton.launched_kernel(node)
+    if kernel is None or not _torch_private_triton.configurations(kernel):
         return None
+    return _reading(_torch_private_triton.with_first_configuration(kernel), node, capability)
+
+
+def launch_first_configuration(launch: dict[str, Any]) -> Any:
+    """Call the functional launch operator with a node's keyword arguments, the kernel in its first configuration alone.
+
+    ``launch`` holds values in place of the node's nodes. Returns what the operator does: tensors by argument.
+    """
+    return _torch_private_triton.launch_first_configuration(launch)
+
+
+def _reading(kernel: Any, node: fx.Node, capability: int) -> Reading:
     specimens = {name: _specimen(value) for name, value in arguments(node).items()}
     descriptors: Any = node.kwargs.get("tma_descriptor_metadata") or {}
     key = (kernel, repr((specimens, descriptors)), capability)
@@ -104,6 +126,7 @@ def _specimen(value: Any) -> Any:
 def _read(kernel: Any, specimens: dict[str, Any], descriptors: dict[str, Any], capability: int) -> Reading:
     function = _torch_private_triton.kernel_function(kernel)
     name = getattr(function, "__name__", str(kernel))
+    choice = _torch_private_triton.configurations(kernel)
     with _torch_private.outside_tracing():
         given = {
             key: torch.empty(2, dtype=value.dtype) if isinstance(value, _Specimen) else value
@@ -115,10 +138,13 @@ def _read(kernel: Any, specimens: dict[str, Any], descriptors: dict[str, Any], c
     except _torch_private_triton.kernel_errors() as error:
         first = " ".join(str(error).split())[:300]
         why = f"its TTIR could not be made ({type(error).__name__}: {first})"
-        return Reading(name, unread=why, suspect=_names_atomics(function, set()))
+        unlike = f"it could not be read: {why}" if len(choice) > 1 else None
+        suspect = _names_atomics(function, set())
+        return Reading(name, unread=why, suspect=suspect, configurations=choice, unlike=unlike)
     atomics = dict.fromkeys(atomic for text in texts for atomic in ttir.atomics(text))
     opaque = dict.fromkeys(part for text in texts for part in ttir.opaque(text))
-    return Reading(name, tuple(atomics), tuple(opaque))
+    unlike = ttir_configurations.difference(texts) if len(choice) > 1 else None
+    return Reading(name, tuple(atomics), tuple(opaque), configurations=choice, unlike=unlike)
 
 
 def _names_atomics(function: Any, seen: set[Any]) -> bool:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "detpass"
 
-LOW = {"errors", "config", "constant_tables", "ttir"}
+LOW = {"errors", "config", "constant_tables", "ttir", "ttir_configurations"}
 PRIVATE = {
     "_torch_private",
     "_torch_private_breaks",
@@ -34,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     "_torch_private_guard": {"errors"},
     "_torch_private_triton": {"errors", "_torch_private"},
     "ttir": set(),
-    "user_kernels": {"errors", "ttir", *PRIVATE},
+    "ttir_configurations": {"ttir"},
+    "user_kernels": {"errors", "ttir", "ttir_configurations", *PRIVATE},
     "segment": {"errors", "_torch_private"},
     "rule": {"errors"},
     "graph_query": {"errors"},

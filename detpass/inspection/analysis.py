@@ -176,7 +176,7 @@ class Analysis:
             reading = user_kernels.read(node, self.capability) if node.op == "call_function" else None
             if reading is not None and REPLACES not in node.meta:
                 place = source_location(node)
-                kernel = TritonKernel(reading.name, reading.ordered, place, reading.unread)
+                kernel = TritonKernel(reading.name, reading.ordered, place, reading.unread, reading.unlike)
                 self.kernels.setdefault((reading.name, place), kernel)
 
     def _note_unknown(self, report: Report) -> None:

@@ -82,6 +82,9 @@ class CudaCode:
     """Where the model leaves its graphs, with the reason and a remedy: the eager code there was not read."""
     unknown_ops: tuple[UnknownOp, ...]
     """Operators of other libraries of which no rule says whether they repeat: their kernels were not read."""
+    measured_kernels: Mapping[str, str]
+    """Kernels of the user's of which Inductor would measure several configurations and choose one in each process, with
+    the reason why the choice may decide bits."""
     report: Report | None
     """What detpass rewrote (None for ``backend="inductor"``)."""
     capability: int
@@ -92,7 +95,8 @@ class CudaCode:
         """Whether nothing was found that can make results differ and everything could be read."""
         found = (self.float_atomics, self.locks, self.float_scans, self.nondeterministic_externs)
         uncovered = self.report is not None and any(r.treatment is Treatment.UNCOVERED for r in self.report)
-        return not any((*found, uncovered, self.unread_kernels, self.graph_breaks, self.unknown_ops))
+        unread = (self.unread_kernels, self.graph_breaks, self.unknown_ops)
+        return not any((*found, uncovered, self.measured_kernels, *unread))
 
 
 def cuda_code(
@@ -161,6 +165,7 @@ def cuda_code_with(
         unread_kernels={kernel.name: text[2] for kernel, _ in read if (text := texts.get(kernel.source)) and text[2]},
         graph_breaks=world.breaks,
         unknown_ops=tuple(world.unknown.unknown),
+        measured_kernels=world.measured,
         report=world.report,
         capability=settings.capability,
     )
@@ -192,6 +197,7 @@ class _World:
         self._sources: dict[str, str] = {}
         self.proved: dict[str, frozenset[str]] = {}
         self.settled: dict[str, frozenset[str]] = {}
+        self.measured: dict[str, str] = {}
         self.unknown = Report()
         self.breaks: tuple[str, ...] = ()
         self.runs_rules = settings.backend == "detpass"
@@ -207,6 +213,7 @@ class _World:
             _torch_private_triton.offline_triton(self._settings.capability),
             _torch_private_cuda.backward_lowered_at_once(),
             _torch_private_cuda.flex_attention_as_on_cuda(),
+            _torch_private_cuda.associative_scan_as_on_cuda(),
             standing_in(modules_of(target), self._stand_ins),
             self._rewriting(),
         ):
@@ -231,6 +238,7 @@ class _World:
             kind = "backward" if options.get("is_backward") else "inference" if inference else "forward"
             self.proved[f"{kind}{number}"] = settled.operators(lowered)
             self.settled[f"{kind}{number}"] = settled.kernels(lowered)
+            self.measured.update(settled.measured(lowered))
             for node in settled.unknown(lowered):
                 self.unknown.note_unknown(str(node.target), source_location(node))
             moved, moved_inputs = _torch_private_cuda.retargeted(lowered, inputs)

@@ -113,6 +113,7 @@ def _graphs(
         as_there.enter_context(_torch_private_triton.offline_triton(target.capability or CAPABILITY))
         if target.type == "cuda":
             as_there.enter_context(_torch_private_cuda.flex_attention_as_on_cuda())
+            as_there.enter_context(_torch_private_cuda.associative_scan_as_on_cuda())
         return capture(
             subject,
             args,

@@ -114,10 +114,13 @@ class TritonKernel:
     """``file:line`` of the launch."""
     unread: str | None = None
     """Why the TTIR could not be made, or None when it was read."""
+    measured: str | None = None
+    """Why the choice among its autotuner's configurations may decide bits, or None where it does not."""
 
     def __str__(self) -> str:
         place = f" at {self.location}" if self.location else ""
-        found = self.unread or ("; ".join(self.atomics) if self.atomics else "no atomic whose order decides")
+        choice = (f"a configuration chosen by measurement: {self.measured}",) if self.measured else ()
+        found = self.unread or "; ".join((*self.atomics, *choice)) or "no atomic whose order decides"
         return f"Triton kernel {self.name}{place}: {found}"
 
 

@@ -24,7 +24,7 @@ from detpass.rule import Treatment
 MEANINGS: Mapping[Treatment, str] = {
     Treatment.SEGMENT: "stable sort and segment sum: repeats under detpass",
     Treatment.CLOSED_FORM: "index map known at compile time: repeats under detpass",
-    Treatment.NATIVE: "torch's deterministic kernel: repeats under detpass",
+    Treatment.NATIVE: "torch's deterministic kernel, or yours in one configuration: repeats under detpass",
     Treatment.SAFE: "proved: repeats as it stands",
     Treatment.UNCOVERED: "no rule covers it: may differ from run to run",
 }

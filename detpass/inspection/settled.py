@@ -28,6 +28,15 @@ def kernels(graph_module: fx.GraphModule) -> frozenset[str]:
     return _all_settled((kernel.__name__, node) for kernel, node in launches if kernel is not None)
 
 
+def measured(graph_module: fx.GraphModule) -> Iterator[tuple[str, str]]:
+    """Users' Triton kernels whose choice of a configuration may decide bits, settled by no rule: the name, and why."""
+    for node in _calls(graph_module):
+        reading = user_kernels.read(node)
+        undecided = str(node.meta.get(DECIDED, UNDECIDED)).startswith(UNDECIDED)
+        if undecided and reading is not None and reading.unlike is not None:
+            yield reading.name, reading.unlike
+
+
 def _all_settled(named: Iterable[tuple[str, fx.Node]]) -> frozenset[str]:
     settled: dict[str, bool] = {}
     for name, node in named:

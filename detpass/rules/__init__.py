@@ -15,6 +15,7 @@ from detpass.rules.adaptive_pooling import (
     AdaptiveMaxPoolBackward,
     FractionalMaxPoolBackward,
 )
+from detpass.rules.associative_scan import AssociativeScan
 from detpass.rules.catalogue import entries, hazard, unknown
 from detpass.rules.ctc import CtcLoss, CudnnCtcLoss
 from detpass.rules.deformable import DeformConv2dBackward
@@ -37,7 +38,7 @@ from detpass.rules.scan import FixedOrderScan
 from detpass.rules.scatter import ScatterReduce
 from detpass.rules.shared_plan import share_plans
 from detpass.rules.ties import SmallestIndexAmongEquals
-from detpass.rules.user_kernel import ExactKernel
+from detpass.rules.user_kernel import ExactKernel, FirstConfiguration
 from detpass.rules.whole_tables import update_whole_tables
 
 BUILTIN_RULES: tuple[Rule, ...] = (
@@ -65,6 +66,7 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     PsRoiPoolBackward(),
     DeformConv2dBackward(),
     FixedOrderScan(),
+    AssociativeScan(),
     SmallestIndexAmongEquals(),
     Histc(),
     WeightedHistogram(),
@@ -73,6 +75,7 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     CudnnCtcLoss(),
     FlexAttentionBackward(),
     DeterministicKernel(),
+    FirstConfiguration(),
     ExactKernel(),
 )
 """Every built-in rule, first match wins."""

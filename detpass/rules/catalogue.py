@@ -71,6 +71,12 @@ def has_ordered_atomics(node: fx.Node) -> bool:
     return reading is not None and bool(reading.ordered)
 
 
+def is_measured(node: fx.Node) -> bool:
+    """Whether a user's Triton kernel has several configurations that need not give the same bits."""
+    reading = user_kernels.read(node)
+    return reading is not None and reading.unlike is not None
+
+
 KNOWN_NAMESPACES = frozenset(
     {"aten", "prims", "prim", "higher_order", "detpass", "inductor", "inductor_prims", "rngprims", "quantized",
      "quantized_decomposed", "flex_lib", "c10d_functional", "_c10d_functional", "fsdp", "streams", "mkldnn", "mkl"}

@@ -18,6 +18,7 @@ from detpass.rules.catalogue import (
     is_flash,
     is_inexact,
     is_left_to_cudnn,
+    is_measured,
     is_transposed,
     is_unstable,
 )
@@ -118,7 +119,7 @@ ORDER = (
     Entry("cumsum, cumprod, logcumsumexp", ("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default"),
           GPU, LOOK_BACK, CLOSED, "fixed_order_scan", _test("scan"), ("torch.cumsum",), is_inexact),
     Entry("associative_scan", ("associative_scan",),
-          GPU, LOOK_BACK, UNCOVERED, note="scan in a loop over blocks, or with torch.cumsum", applies=is_inexact),
+          GPU, LOOK_BACK, CLOSED, "associative_scan", _test("associative_scan")),
     Entry("median, nanmedian, kthvalue, mode, topk",
           ("aten.median.dim", "aten.nanmedian.dim", "aten.kthvalue.default", "aten.mode.default", "aten.topk.default"),
           GPU, "which of several equal values an index names is left open", CLOSED, "smallest_index_among_equals",
@@ -170,6 +171,12 @@ USERS = (
           note="sum with detpass.segment instead, or declare the kernel: detpass.Declared(kernel, reason)"),
     Entry("Triton kernels of your own, with other integer atomics, maxima or minima", LAUNCHES,
           BOTH, "programs reach one place in any order", SAFE, "exact_kernel", _test("user_kernel")),
+    Entry("Triton kernels of your own with `triton.autotune`, where tiles set the order of a sum", LAUNCHES, BOTH,
+          "Inductor measures their configurations and picks one in each process", NATIVE, "first_configuration",
+          _test("first_configuration"), applies=is_measured),
+    Entry("Triton kernels of your own with `triton.autotune`, where each element has the same operations", LAUNCHES,
+          BOTH, "Inductor measures their configurations and picks one in each process", SAFE, "first_configuration",
+          _test("first_configuration")),
 )  # fmt: skip
 
 ROWS = (*ACCUMULATIONS, *SPATIAL, *ORDER, *KERNELS, *USERS)

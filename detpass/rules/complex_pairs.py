@@ -1,6 +1,7 @@
 """Arithmetic of complex numbers as pairs of real tensors: what scans of complex numbers combine.
 
-A compiler generates code for real numbers, and calls a kernel for each operation on complex ones.
+A compiler generates code for real numbers, and calls a kernel for each operation on complex ones. Neighbours:
+``scan.py`` (the rule), ``doubling.py`` (the order), ``whole_turns.py`` (the angles of logarithms).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Pair:
 def log_add_exp(left: Sequence[Tensor], right: Sequence[Tensor]) -> Pair:
     """``log(exp(left) + exp(right))`` with ATen's special cases: NaN spreads to both parts, log 0 has the angle 0.
 
-    The angle is near that of the operand with the larger real part, as ATen's is: not always in ``(-pi, pi]``.
+    The angle is within ``pi / 2`` of that of the operand with the larger real part, as ATen's is: not always in
+    ``(-pi, pi]``, and other by whole turns when the operands of three sums are paired otherwise.
     """
     (a, b), (c, d) = left, right
     right_is_larger = a < c
@@ -43,6 +45,8 @@ def log_add_exp(left: Sequence[Tensor], right: Sequence[Tensor]) -> Pair:
     real, angle = _log1p(ratio * torch.cos(turn), ratio * torch.sin(turn))
     real, angle = real + high, angle + high_angle
 
+    alone = low == -torch.inf  # whatever the angles, infinite ones too
+    real, angle = torch.where(alone, high, real), torch.where(alone, high_angle, angle)
     nothing = high == -torch.inf
     real, angle = torch.where(nothing, high, real), torch.where(nothing, 0.0, angle)
     infinite = low == torch.inf

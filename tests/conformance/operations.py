@@ -63,12 +63,7 @@ SAMPLED_AT_ROUNDED_PLACES = (
     "bfloat16 coordinates: rounding moves them into other cells, and torch's own decomposition rounds elsewhere than "
     "its kernel does"
 )
-LOGARITHMS_OF_COMPLEX_SUMS = (
-    "complex logarithms differ by whole turns with the order, and eager's CPU kernel sums in double precision: "
-    "test_scan.py compares values up to turns, and gradients in complex128"
-)
 UNFIT_DTYPES: Mapping[tuple[str, torch.dtype], str] = {
-    ("logcumsumexp", torch.complex64): LOGARITHMS_OF_COMPLEX_SUMS,
     ("nn.functional.grid_sample", torch.bfloat16): SAMPLED_AT_ROUNDED_PLACES,
     ("grid_sampler_2d", torch.bfloat16): SAMPLED_AT_ROUNDED_PLACES,
     ("grid_sampler_3d", torch.bfloat16): SAMPLED_AT_ROUNDED_PLACES,

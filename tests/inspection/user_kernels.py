@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -89,3 +91,51 @@ tuned = triton.autotune(
     configs=[triton.Config({"ADD": False, "BLOCK": 64}), triton.Config({"ADD": True, "BLOCK": 128})], key=[]
 )(guarded)
 """A kernel of which the second configuration alone adds by atomics."""
+
+
+@triton.jit
+def totals(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for start in range(0, n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.sum(tl.load(x + at, mask=at < n, other=0.0))
+    tl.store(out, total)
+
+
+def _tuned(function: Any, *configurations: dict[str, int], **options: int) -> Any:
+    return triton.autotune([triton.Config(each, **options) for each in configurations], key=[])(function)
+
+
+tuned_totals = _tuned(totals, {"BLOCK": 64}, {"BLOCK": 128})
+"""A kernel of which the configuration sets the order of a sum."""
+tuned_doubled = _tuned(doubled, {"BLOCK": 64}, {"BLOCK": 128})
+"""A kernel that does the same to each element in every configuration."""
+tuned_totals_once = _tuned(totals, {"BLOCK": 64})
+tuned_histogram = _tuned(histogram, {"BLOCK": 64}, {"BLOCK": 128})
+tuned_totals_twice = _tuned(totals, {"BLOCK": 64}, {"BLOCK": 64})
+tuned_totals_reversed = _tuned(totals, {"BLOCK": 128}, {"BLOCK": 64})
+tuned_adding_first = _tuned(guarded, {"ADD": True, "BLOCK": 128}, {"ADD": False, "BLOCK": 64})
+
+
+@triton.jit
+def row_total(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, BLOCK)
+    tl.store(out, tl.sum(tl.load(x + at, mask=at < n, other=0.0)))
+
+
+tuned_warps = triton.autotune(
+    [triton.Config({"BLOCK": 128}, num_warps=4), triton.Config({"BLOCK": 128}, num_warps=8)], key=[]
+)(row_total)
+
+
+@triton.jit
+def scaled(x, out, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * FACTOR, mask=at < n)
+
+
+tuned_by_rule = _tuned(
+    triton.heuristics({"FACTOR": lambda given: float(given["BLOCK"])})(scaled), {"BLOCK": 64}, {"BLOCK": 128}
+)
+"""A kernel with a factor that a heuristic computes from the configuration."""
+by_rule = _tuned(triton.heuristics({"FACTOR": lambda given: 2.0})(scaled), {"BLOCK": 64})

@@ -186,6 +186,41 @@ template <class K> struct Scan {
     }
   }
 
+  // An owner of every segment has nothing to pick: a single column is added as it is read.
+  template <class I, bool HOT>
+  static __attribute__((noinline)) i64 add_all(const Index<I> ix, A* __restrict sums, u8* __restrict used,
+                                               const T* __restrict source, i64 stride, Carry<A>& carry) {
+    const auto value = [&](i64 i) { return K::template load<1>(source + i * stride)[0]; };
+    i64 owned = 0;
+    for (i64 i = 0; i < ix.rows; i++) {
+      if (!(i & 7)) {  // as in `select`
+        __builtin_prefetch(ix.data + (i + BLOCK) * ix.stride);
+        __builtin_prefetch(source + (i + BLOCK) * stride);
+      }
+      const i64 s = ix[i];
+      if (__builtin_expect(!ix.inside(s), 0)) continue;
+      owned++;
+      sums[s] = sums[s] + value(i);
+      if (__builtin_expect(++used[s] == 0, 0)) carry.push(s, sums + s);
+      if constexpr (HOT) {
+        A sum = sums[s];
+        u8 count = used[s];
+        for (; i + 1 < ix.rows && ix[i + 1] == s; i++) {
+          owned++;
+          sum = sum + value(i + 1);
+          if (__builtin_expect(++count == 0, 0)) carry.push(s, &sum);
+        }
+        sums[s] = sum;
+        used[s] = count;
+      }
+    }
+    return owned;
+  }
+  template <class I> i64 add_all(A* sums, u8* used, const T* source, Carry<A>& carry) const {
+    return hot ? add_all<I, true>(Index<I>(c), sums, used, source, c.source_row, carry)
+               : add_all<I, false>(Index<I>(c), sums, used, source, c.source_row, carry);
+  }
+
   // FEATURES: the number of columns when the compiler shall know it, or 0. Returns how many rows it owned.
   template <int FEATURES> i64 own(i64 b, i64 low, i64 count, Room& room) const {
     const i64 features = FEATURES ? FEATURES : c.features;
@@ -202,6 +237,12 @@ template <class K> struct Scan {
     room.used.assign(size_t(count), 0);
     u8* used = room.used.data();
     Carry<A> carry(features);
+    if constexpr (FEATURES == 1)
+      if (count == c.segments) {
+        const i64 owned = c.index_bytes == 8 ? add_all<i64>(sums, used, source, carry) : add_all<i32>(sums, used, source, carry);
+        finish(b, low, count, sums, used, carry, out);
+        return owned;
+      }
     const bool in_cells = FEATURES == 1 && count * i64(sizeof(Cell)) <= c.owner_bytes;
     if (in_cells) room.cells.assign(size_t(count), Cell{A(0), 0});
     alignas(64) i32 rows[BLOCK + 16], segments[BLOCK + 16];
