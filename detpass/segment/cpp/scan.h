@@ -186,39 +186,43 @@ template <class K> struct Scan {
     }
   }
 
-  // An owner of every segment has nothing to pick: a single column is added as it is read.
-  template <class I, bool HOT>
+  // An owner of every segment has nothing to pick: short rows are added as they are read. HOT: see `add_cells`.
+  template <class I, int FEATURES, bool HOT>
   static __attribute__((noinline)) i64 add_all(const Index<I> ix, A* __restrict sums, u8* __restrict used,
                                                const T* __restrict source, i64 stride, Carry<A>& carry) {
-    const auto value = [&](i64 i) { return K::template load<1>(source + i * stride)[0]; };
+    constexpr i64 AHEAD = 12;
     i64 owned = 0;
     for (i64 i = 0; i < ix.rows; i++) {
-      if (!(i & 7)) {  // as in `select`
-        __builtin_prefetch(ix.data + (i + BLOCK) * ix.stride);
-        __builtin_prefetch(source + (i + BLOCK) * stride);
+      if (!(i & 7)) __builtin_prefetch(ix.data + (i + BLOCK) * ix.stride);  // as in `select`
+      if (FEATURES > 1 || !(i & 7)) prefetch(source + (i + BLOCK / FEATURES) * stride, FEATURES * i64(sizeof(T)));
+      if (FEATURES > 1 && i + AHEAD < ix.rows) {
+        const i64 next = ix[i + AHEAD];
+        if (ix.inside(next)) prefetch(sums + next * FEATURES, FEATURES * i64(sizeof(A)));
       }
       const i64 s = ix[i];
       if (__builtin_expect(!ix.inside(s), 0)) continue;
       owned++;
-      sums[s] = sums[s] + value(i);
-      if (__builtin_expect(++used[s] == 0, 0)) carry.push(s, sums + s);
+      A* sum = sums + s * FEATURES;
+      add_row<K>(sum, source + i * stride, FEATURES);
+      if (__builtin_expect(++used[s] == 0, 0)) carry.push(s, sum);
       if constexpr (HOT) {
-        A sum = sums[s];
+        A held = *sum;
         u8 count = used[s];
         for (; i + 1 < ix.rows && ix[i + 1] == s; i++) {
           owned++;
-          sum = sum + value(i + 1);
-          if (__builtin_expect(++count == 0, 0)) carry.push(s, &sum);
+          held = held + K::template load<1>(source + (i + 1) * stride)[0];
+          if (__builtin_expect(++count == 0, 0)) carry.push(s, &held);
         }
-        sums[s] = sum;
+        *sum = held;
         used[s] = count;
       }
     }
     return owned;
   }
-  template <class I> i64 add_all(A* sums, u8* used, const T* source, Carry<A>& carry) const {
-    return hot ? add_all<I, true>(Index<I>(c), sums, used, source, c.source_row, carry)
-               : add_all<I, false>(Index<I>(c), sums, used, source, c.source_row, carry);
+  template <class I, int FEATURES> i64 add_all(A* sums, u8* used, const T* source, Carry<A>& carry) const {
+    if constexpr (FEATURES == 1)
+      if (hot) return add_all<I, 1, true>(Index<I>(c), sums, used, source, c.source_row, carry);
+    return add_all<I, FEATURES, false>(Index<I>(c), sums, used, source, c.source_row, carry);
   }
 
   // FEATURES: the number of columns when the compiler shall know it, or 0. Returns how many rows it owned.
@@ -237,9 +241,10 @@ template <class K> struct Scan {
     room.used.assign(size_t(count), 0);
     u8* used = room.used.data();
     Carry<A> carry(features);
-    if constexpr (FEATURES == 1)
+    if constexpr (0 < FEATURES && FEATURES <= 8)
       if (count == c.segments) {
-        const i64 owned = c.index_bytes == 8 ? add_all<i64>(sums, used, source, carry) : add_all<i32>(sums, used, source, carry);
+        const i64 owned = c.index_bytes == 8 ? add_all<i64, FEATURES>(sums, used, source, carry)
+                                             : add_all<i32, FEATURES>(sums, used, source, carry);
         finish(b, low, count, sums, used, carry, out);
         return owned;
       }
