@@ -42,18 +42,26 @@ def log_add_exp(left: Sequence[Tensor], right: Sequence[Tensor]) -> Pair:
     high, high_angle = torch.where(right_is_larger, c, a), torch.where(right_is_larger, d, b)
     low, low_angle = torch.where(right_is_larger, a, c), torch.where(right_is_larger, b, d)
     ratio, turn = torch.exp(low - high), low_angle - high_angle
+    alone = low - high == -torch.inf
     real, angle = _log1p(ratio * torch.cos(turn), ratio * torch.sin(turn))
     real, angle = real + high, angle + high_angle
 
-    alone = low == -torch.inf  # whatever the angles, infinite ones too
+    # An infinite angle is kept as long as nothing is added to it.
     real, angle = torch.where(alone, high, real), torch.where(alone, high_angle, angle)
     nothing = high == -torch.inf
     real, angle = torch.where(nothing, high, real), torch.where(nothing, 0.0, angle)
     infinite = low == torch.inf
-    far_angle = torch.atan2(high * torch.sin(b) + high * torch.sin(d), high * torch.cos(b) + high * torch.cos(d))
+    far_angle = torch.atan2(
+        _infinite(torch.sin(b)) + _infinite(torch.sin(d)), _infinite(torch.cos(b)) + _infinite(torch.cos(d))
+    )
     real, angle = torch.where(infinite, high, real), torch.where(infinite, far_angle, angle)
     unknown = a.isnan() | b.isnan() | c.isnan() | d.isnan()
     return torch.where(unknown, torch.nan, real), torch.where(unknown, torch.nan, angle)
+
+
+def _infinite(part: Tensor) -> Tensor:
+    """``part`` of a number on the unit circle, times infinity."""
+    return torch.where(part == 0, part, torch.inf * part)
 
 
 def _log1p(x: Tensor, y: Tensor) -> Pair:
