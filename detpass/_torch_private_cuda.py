@@ -298,15 +298,19 @@ class _Generated(BaseException):
         self.source = source
 
 
-def generate(graph_module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> str:
-    """The source that Inductor generates for one graph with fake CUDA inputs (inside :func:`offline_cuda`)."""
+def generate(graph_module: fx.GraphModule, inputs: Sequence[Any], *, cpp_wrapper: bool = False, **options: Any) -> str:
+    """The source that Inductor generates for one graph with fake CUDA inputs (inside :func:`offline_cuda`).
+
+    With ``cpp_wrapper`` the module holds C++ that launches the kernels (torch 2.11 runs them first: not here).
+    """
     import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.config as config
     from torch._guards import detect_fake_mode
     from torch._inductor.graph import GraphLowering
     from torch._inductor.utils import BoxedBool
 
     def capture(self: Any) -> Any:
-        code, _ = self.codegen_with_cpp_wrapper() if self.cpp_wrapper else self.codegen()
+        code, _ = self.codegen()
         raise _Generated(code if isinstance(code, str) else code.value)
 
     def keep(graph: fx.GraphModule, given: Any, *_: Any, **__: Any) -> Any:
@@ -314,12 +318,16 @@ def generate(graph_module: fx.GraphModule, inputs: Sequence[Any], **options: Any
 
     known = ("is_backward", "is_inference", "static_input_idxs", "graph_id")
     kept = {name: value for name, value in options.items() if name in known}
+    in_cpp = compile_fx.get_cpp_wrapper_config() | {"triton.autotune_at_compile_time": False} if cpp_wrapper else {}
     with (
+        config.patch(in_cpp),
         mock.patch.object(GraphLowering, "compile_to_module", capture),
         mock.patch.object(compile_fx, "fake_tensor_prop", keep),
     ):
         try:
-            compile_fx.compile_fx_inner(graph_module, list(inputs), cudagraphs=BoxedBool(False), **kept)
+            compile_fx.compile_fx_inner(
+                graph_module, list(inputs), cudagraphs=BoxedBool(False), cpp_wrapper=cpp_wrapper, **kept
+            )
         except _Generated as generated:
             return generated.source
     raise RuntimeError("Inductor returned without generating code")

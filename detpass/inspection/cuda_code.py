@@ -176,6 +176,10 @@ def _check(settings: CudaSettings, fn: Any) -> None:
         raise ConfigurationError(f"backend={settings.backend!r}: expected one of {', '.join(map(repr, BACKENDS))}")
     if not 80 <= settings.capability <= 129:
         raise ConfigurationError(f"capability={settings.capability!r}: expected 80 or more, as in sm_80 or sm_90")
+    if settings.options.get("cpp_wrapper"):
+        raise ConfigurationError(
+            "cpp_wrapper=True: kernels are read in a wrapper in Python; leave it out, they are the same"
+        )
     if not callable(fn):
         raise InspectionError(f"cannot generate code for {type(fn).__name__}: expected a function or a module")
     try:

@@ -55,7 +55,7 @@ def _narrow(value, OUT: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def _finish(value, OUT: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Round to the output dtype; every NaN becomes the type's default quiet NaN with a clear sign."""
+    # Round to the output dtype; every NaN becomes the type's default quiet NaN with a clear sign.
     narrow = _narrow(value, OUT, INTERPRETED)
     if OUT.is_floating():
         nan = value != value
@@ -74,7 +74,7 @@ def _finish(value, OUT: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def _tie(left, right, LARGEST: tl.constexpr):
-    """Of two equal values the larger (smaller) zero: +0.0 is above -0.0."""
+    # Of two equal values the larger (smaller) zero: +0.0 is above -0.0.
     if left.dtype == tl.float64:
         if LARGEST:
             return (left.to(tl.int64, bitcast=True) & right.to(tl.int64, bitcast=True)).to(tl.float64, bitcast=True)
@@ -226,7 +226,7 @@ def update_rows(
     COLUMN_BLOCKS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Step 4 of the canonical order for a few rows of a large table: no other row is read or written."""
+    # Step 4 of the canonical order for a few rows of a large table: no other row is read or written.
     program = tl.program_id(0)
     column = (program % COLUMN_BLOCKS) * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
     tile = (program // COLUMN_BLOCKS) % tiles

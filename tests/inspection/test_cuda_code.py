@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -174,6 +177,27 @@ def test_writes_through_views(function: Callable[[Tensor], Tensor], backend: str
     assert code.deterministic == (backend == "detpass" or function is not _column)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 runs the kernels before it writes C++")
+def test_kernels_survive_a_wrapper_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module is Python text around C++ text around Python text: a docstring in a kernel would end the outer one."""
+
+    def forward(x: Tensor, index: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros(500, 16).index_add(0, index, x), table.index_add(0, index[:4], x[:4])
+
+    in_cpp = functools.partial(_torch_private_cuda.generate, cpp_wrapper=True)
+    monkeypatch.setattr(_torch_private_cuda, "generate", in_cpp)
+    inputs = torch.randn(3000, 16), torch.randint(0, 500, (3000,)), torch.randn(50_000, 16)
+    (source,) = cuda_code_with(CudaSettings(compile_kernels=False), forward, inputs).sources.values()
+    texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    (cpp,) = (text for text in texts if isinstance(text, str) and "inductor_entry_impl" in text)
+    kernels = re.findall(r"R\"TRITON\(\s*async_compile\.triton\('(\w+)', '''(.*?)'''", cpp, re.DOTALL)
+    assert {"segment_level", "update_rows"} <= {name for name, _ in kernels}
+    for name, text in kernels:
+        functions = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+        assert name in functions
+        assert f"launchKernel({name}" in cpp
+
+
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a CUDA build of torch has the guard itself")
 def test_the_borrowed_guard_is_given_back() -> None:
     def copied() -> Tensor:
@@ -206,6 +230,8 @@ def test_misuse_is_refused_and_the_world_restored() -> None:
         cuda_code(Model(), backend="eager")
     with pytest.raises(ConfigurationError, match="sm_80 or sm_90"):
         cuda_code_with(CudaSettings(capability=9), Model())
+    with pytest.raises(ConfigurationError, match="cpp_wrapper=True"):
+        cuda_code_with(CudaSettings(options={"cpp_wrapper": True}), Model())
     with pytest.raises(InspectionError, match="expected a function or a module"):
         cuda_code(3)  # type: ignore[arg-type]
     with pytest.raises(InspectionError, match="could not be traced"):
