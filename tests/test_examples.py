@@ -15,7 +15,7 @@ from detpass.cli import application
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))
-LONG = {"gnn", "segmentation", "ppo"}
+LONG = {"gnn", "recommender", "segmentation", "ppo"}
 """Examples with much to compile."""
 FOUND = {
     "gnn": {"aten.index_add.default", "aten.index_put.default"},

@@ -66,6 +66,7 @@ assert all(torch.equal(loaded(*inputs), expected) for _ in range(5)), "other bit
 """
 
 
+@pytest.mark.slow
 def test_a_package_gives_a_compiles_bits_for_every_size_and_in_another_process(tmp_path: Path) -> None:
     model = Messages().eval().requires_grad_(False)
     rows = torch.export.Dim("rows", min=2, max=1 << 20)

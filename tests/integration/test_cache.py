@@ -32,18 +32,24 @@ def run(cache: Path, threads: int = 2) -> dict[str, Any]:
     return found
 
 
-def test_processes_threads_and_caches_give_the_same_bits(tmp_path: Path) -> None:
-    cold = run(tmp_path / "a")
-    warm = run(tmp_path / "a")
-    other = run(tmp_path / "b", threads=1)
+@pytest.fixture(scope="module")
+def cold_and_warm(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two processes, one after the other, with one cache folder."""
+    folder = tmp_path_factory.mktemp("cache")
+    return run(folder), run(folder)
+
+
+def test_processes_threads_and_caches_give_the_same_bits(cold_and_warm: Any, tmp_path: Path) -> None:
+    cold, warm = cold_and_warm
+    other = run(tmp_path, threads=1)
     assert (cold["hits"], cold["misses"], cold["bypasses"]) == (0, 1, 0)
     assert (warm["hits"], warm["misses"]) == (1, 0), "the second process takes the artifact from the cache"
     assert len(cold["digests"]) == 1
     assert cold["digests"] == warm["digests"] == other["digests"]
 
 
-def test_the_report_survives_a_cache_hit(tmp_path: Path) -> None:
-    cold, warm = run(tmp_path), run(tmp_path)
+def test_the_report_survives_a_cache_hit(cold_and_warm: Any) -> None:
+    cold, warm = cold_and_warm
     assert (cold["from_cache"], warm["from_cache"]) == ([False], [True])
     assert len(cold["records"]) == 1
     assert "embedding_dense_backward" in cold["records"][0]

@@ -46,6 +46,7 @@ def test_a_fresh_process_gives_the_bits_of_this_one(source: str) -> None:
     assert run_in_process(f"{source}:stable", threads=1, seed=5).values["threads"] == 1
 
 
+@pytest.mark.slow
 def test_processes_that_differ_are_named_with_their_tensor(source: str) -> None:
     assert len(compare_processes(f"{source}:stable")) == 2
     with pytest.raises(BitsDifferError, match=r"processes 0 and 1 .* differ in pid"):

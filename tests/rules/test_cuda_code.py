@@ -68,7 +68,9 @@ def test_ctc_loss_is_one_call_without_atomics():
     assert not code.nondeterministic_externs
 
 
-@pytest.mark.parametrize("function", [resampling, pooling, windows_and_pads, points, order])
+@pytest.mark.parametrize(
+    "function", [pytest.param(resampling, marks=pytest.mark.slow), pooling, windows_and_pads, points, order]
+)
 def test_nothing_nondeterministic_is_left(function):
     inputs = [torch.randn(2, 3, 16, 16, requires_grad=True), torch.randn(1, 2, 4, 5, 6, requires_grad=True)]
     code = cuda_code_with(CudaSettings("detpass", compile_kernels=False), function, inputs, {})

@@ -183,7 +183,7 @@ def test_reads_outside_of_a_captured_tensor_do_no_harm():
     assert torch.equal(found[0, 0], table[torch.where(inside, difference, 0)])
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_blocks_of_queries(monkeypatch, dynamic):
     monkeypatch.setattr(flex_scores, "MOST_AT_ONCE", BATCH * HEADS * SIZE * 5)
     graphs = []

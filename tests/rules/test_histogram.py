@@ -132,7 +132,7 @@ def one_operator(monkeypatch):
     monkeypatch.setattr(segment, "assume_device", lambda device: nullcontext())
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(None, marks=pytest.mark.slow), True])
 def test_weighted_bincount_compiled(one_operator, dynamic):
     torch._dynamo.reset()
     before = len(reports())

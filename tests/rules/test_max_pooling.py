@@ -196,7 +196,8 @@ def test_on_a_cpu_only_single_and_double_precision_in_two_dimensions_are_left_to
     assert (verdict_of(RULE, target, *args).treatment is Treatment.NATIVE) == native
 
 
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_on_a_cpu(dynamic):
     """The whole kernel in a compiled step, with a producer and a consumer to fuse with; the second size is another."""
     torch._dynamo.reset()

@@ -100,6 +100,7 @@ def test_an_empty_batch():
     assert result.shape == (0, 3, 4, 4)
 
 
+@pytest.mark.slow
 def test_compiled_interpolate_keeps_every_backward_whole():
     def every_mode(x, line, volume):
         flat = [
@@ -156,7 +157,12 @@ def test_one_graph_serves_a_stream_of_sizes():
 
 
 @pytest.mark.parametrize(
-    ("mode", "shape"), [("bicubic", (2, 3, 6, 5)), ("nearest-exact", (2, 3, 6, 5)), ("trilinear", (1, 2, 4, 5, 3))]
+    ("mode", "shape"),
+    [
+        ("nearest-exact", (2, 3, 6, 5)),
+        pytest.param("bicubic", (2, 3, 6, 5), marks=pytest.mark.slow),
+        pytest.param("trilinear", (1, 2, 4, 5, 3), marks=pytest.mark.slow),
+    ],
 )
 def test_a_size_computed_from_symbolic_sizes(mode, shape):
     records = compile_and_compare(

@@ -17,6 +17,7 @@ LOAD = "import torch, detpass.segment.build as b; assert b.load('sums').detpass_
 needs_compiler = pytest.mark.skipif(build.load("sums") is None, reason="no C++ compiler here")
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_many_processes_build_at_once(tmp_path):
     environment = {**os.environ, "DETPASS_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}

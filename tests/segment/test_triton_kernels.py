@@ -37,7 +37,7 @@ def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=settings, timeout=600)
 
 
-SLOW = {"sums-float64", "sums-float16", "sums-bfloat16", "long-bfloat16", "reductions", "deep"}
+SLOW = {"sums-float64", "sums-float16", "sums-bfloat16", "long-float32", "long-bfloat16", "reductions", "deep"}
 
 
 @pytest.mark.parametrize(
