@@ -24,7 +24,7 @@ from torch import fx
 
 from detpass.graph_query import argument, tensor_of
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
-from detpass.rules import complex_pairs, doubling, whole_turns
+from detpass.rules import complex_logarithms, complex_pairs, doubling
 from detpass.rules.buffers import materialised
 from detpass.rules.doubling import BLOCK
 from detpass.rules.plane_scatter import accumulation_dtype
@@ -78,7 +78,7 @@ class FixedOrderScan(Rule):
 
 def _complex_scan(source: torch.Tensor, dim: int, target: Any) -> torch.Tensor:
     if target is aten.logcumsumexp.default:
-        parts = _complex_logarithms(source.movedim(dim, 0))
+        parts: Sequence[torch.Tensor] = complex_logarithms.cumulative(source.movedim(dim, 0))
     else:
         moved = complex_pairs.pair_of(source.movedim(dim, 0), accumulation_dtype(source.dtype.to_real()))
         if target is aten.cumsum.default:
@@ -88,19 +88,6 @@ def _complex_scan(source: torch.Tensor, dim: int, target: Any) -> torch.Tensor:
             parts = doubling.scan(moved, complex_pairs.product)
     # Contiguous, as eager's result: Inductor's sums of complex tensors read the last axis as pairs.
     return complex_pairs.complex_of([part.movedim(0, dim) for part in parts], source.dtype)
-
-
-def _complex_logarithms(terms: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Cumulative log-sum-exps of complex ``terms`` along the first dimension, in float64.
-
-    Sums of complex numbers cancel, and the logarithm of a small one shows the rounding of its large terms. Eager's
-    kernel for a CPU computes them in double precision, too.
-    """
-    moved = complex_pairs.pair_of(terms, torch.float64)
-    # Eager begins with log 0, which settles the angle of a first log 0 and spreads a first NaN.
-    nothing = torch.full_like(moved[0], -torch.inf), torch.zeros_like(moved[1])
-    parts = doubling.scan(complex_pairs.log_add_exp(nothing, moved), complex_pairs.log_add_exp)
-    return whole_turns.unwound(moved, parts)
 
 
 def _scan(values: torch.Tensor, scan: Scan, levels: int) -> torch.Tensor:

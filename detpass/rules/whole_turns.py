@@ -1,9 +1,11 @@
 """The angles of cumulative complex log-sum-exps: of the many that differ by whole turns, the ones that a loop finds.
 
 A logarithm of a sum has an angle up to ``2 pi``. Eager adds the terms one by one, and each angle is within ``pi / 2``
-of that of the larger of the two that it adds: of the term, or of the sum before it. A scan in another order, such as
-``doubling.py``'s, meets other operands, and its angles are off by whole turns. They are counted here, term by term, and
-the counts are summed from each place on where the term was the larger: integers, exact in any order.
+of that of the larger of the two that it adds: of the term, or of the sum before it. A scan in another order meets other
+operands, and its angles are off by whole turns. They are counted here, term by term, and the counts are summed from
+each place on where the term was the larger: integers, exact in any order.
+
+Neighbours: ``complex_logarithms.py`` (the sums), ``doubling.py`` (the scan).
 """
 
 from __future__ import annotations
@@ -19,23 +21,28 @@ from detpass.rules import doubling
 TURN = 2 * torch.pi
 
 
-def unwound(terms: Sequence[Tensor], sums: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """``sums`` with the angles of a loop over ``terms``.
+def unwound(terms: Sequence[Tensor], sums: Sequence[Tensor]) -> Tensor:
+    """The angles of ``sums`` in a loop over ``terms``.
 
     ``terms`` and ``sums`` are real parts and angles ``[n, *features]``, the sums ``log(exp(terms).cumsum(0))`` up to
-    whole turns. Where a real part is infinite or NaN the angle is kept.
+    whole turns, the first as its term. An infinite sum has its own angle where it takes an infinite term, and keeps it
+    after that; unknown angles and those of ``log 0`` stay.
     """
     (term, term_angle), (real, angle) = terms, sums
     length: Any = real.shape[0]
     if isinstance(length, int) and length < 2:
-        return real, angle
-    before = torch.constant_pad_nd(real, [*[0, 0] * (real.dim() - 1), 1, -1], -torch.inf)
-    angle_before = torch.constant_pad_nd(angle, [*[0, 0] * (real.dim() - 1), 1, -1], 0.0)
-    begins = term >= before  # of equals eager's loop on a CPU takes the term
-    ahead = torch.round((angle - torch.where(begins, term_angle, angle_before)) / TURN)
-    known = real.isfinite() & ahead.isfinite()
+        return angle
+    begins = term >= shifted(real, -torch.inf)  # of equals eager's loop on a CPU takes the term
+    gap = (angle - torch.where(begins, term_angle, shifted(angle, 0.0))) / TURN
+    ahead = torch.where(real == torch.inf, torch.where(begins, 0.0, gap), torch.round(gap))
+    known = ahead.isfinite() & (real != -torch.inf)
     _, turns = doubling.scan([begins.to(torch.int32), torch.where(known, ahead, 0.0)], _from_the_last_begin)
-    return real, torch.where(known, angle - TURN * turns, angle)
+    return torch.where(known, angle - TURN * turns, angle)
+
+
+def shifted(values: Tensor, first: float) -> Tensor:
+    """What stands before each place along the first dimension: ``first``, then ``values`` without the last."""
+    return torch.constant_pad_nd(values, [*[0, 0] * (values.dim() - 1), 1, -1], first)
 
 
 def _from_the_last_begin(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -119,7 +119,9 @@ SPECIAL = [
     [complex(INF, INF)],
     [complex(-INF, INF), 1j, 2 - 7j],
     [1j, complex(0, INF)],
-    [1j, complex(INF, 7), complex(0, INF)],
+    [1j, complex(INF, 7), 5 - 5j, complex(INF, -4), 2],
+    [complex(INF, 1), complex(INF, 4), 1j, complex(INF, 4)],
+    [1j, complex(INF, 7), complex(0, NAN), 1j],
     [complex(INF, 0), 5 + 5j, complex(INF, 2)],
     [50j, 1 + 0j, 60j, -3 - 900j],
 ]
