@@ -62,15 +62,46 @@ def read_byte_masks_as_bool(graph: fx.Graph) -> None:
         node.args = (node.args[0], indices, *node.args[2:])
 
 
+def count_reflections_exactly(graph: fx.Graph) -> None:
+    """``grid_sample`` with reflection reads the cell at the other end of the image on CUDA (2.11 to 2.14).
+
+    The decomposition counts turns as ``floor(distance / span)``, and Inductor multiplies by the reciprocal: for 42
+    cells and a point on the last one ``41 * (1 / 41)`` is less than 1. Without the remainder, which is exact and is
+    computed beside it, the quotient is a whole number but for rounding.
+    """
+    for floor in graph.find_nodes(op="call_function", target=aten.floor.default):
+        quotient = floor.args[0]
+        parity = all(torch.int8 in user.args or torch.int8 in user.kwargs.values() for user in floor.users)
+        if not parity or not isinstance(quotient, fx.Node) or quotient.target is not aten.div.Tensor:
+            continue
+        distance, span = quotient.args
+        remainders = (
+            node
+            for node in (distance.users if isinstance(distance, fx.Node) else ())
+            if node.target in (aten.fmod.Scalar, aten.fmod.Tensor) and node.args == (distance, span) and node < floor
+        )
+        remainder = next(remainders, None)
+        if remainder is None:
+            continue
+        with graph.inserting_before(floor):
+            whole = graph.call_function(aten.sub.Tensor, (distance, remainder))
+            turns = graph.call_function(aten.div.Tensor, (whole, span))
+        whole.meta, turns.meta = {**remainder.meta}, {**quotient.meta}
+        floor.target, floor.args = aten.round.default, (turns,)
+        if not quotient.users:
+            graph.erase_node(quotient)
+
+
 class TorchFaults(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]  # the base is torch's
     """The functions above as a graph pass."""
 
     def __call__(self, graph: fx.Graph) -> None:
         lead_around_randperm_pattern(graph)
         read_byte_masks_as_bool(graph)
+        count_reflections_exactly(graph)
 
     def uuid(self) -> Any:
-        return ("detpass.torch_faults", 2)
+        return ("detpass.torch_faults", 3)
 
 
 def install(compiles_ours: Callable[[], bool]) -> None:

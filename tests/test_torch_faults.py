@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._decomp.decompositions import _grid_sampler_2d
 
+from detpass import torch_faults
+from detpass.inspection.cuda_code import CudaSettings, cuda_code_with
 from tests.rules.direct import bits
+from tests.rules.reciprocal import by_reciprocals
 
 DIVISORS = [(16, 1000), (100, 4099), (256, 1000), (256, 70000), (10, 1000)]
 
@@ -70,3 +74,31 @@ def test_other_backends_are_left_as_torch_made_them():
     wrong = (got != repeated(x, table, 16)).nonzero().flatten().tolist()
     assert wrong
     assert min(wrong) >= 992, "the loop's end alone"
+
+
+BORDER = torch.tensor([-1.0, 1.0, 0.25]).reshape(1, 1, -1, 1).repeat(1, 1, 1, 2)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_reflected_points_on_the_border_stay_there(mode):
+    x = torch.arange(42.0 * 42).reshape(1, 1, 42, 42)
+
+    def sample(x, grid):
+        return _grid_sampler_2d(x, grid, mode, 2, True)
+
+    want = torch.nn.functional.grid_sample(x, BORDER, ("bilinear", "nearest", "bicubic")[mode], "reflection", True)
+    got = by_reciprocals(sample, x, BORDER, then=torch_faults.count_reflections_exactly)
+    # Weights of points between cells; the values go up to 1764.
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-2)
+    plain = by_reciprocals(sample, x, BORDER)
+    assert plain.flatten()[1] < want.flatten()[1] / 2, "torch mended the fault: drop the guard after the last release"
+
+
+def test_the_code_for_cuda_counts_turns_without_rounding_down():
+    def sample(x, grid):
+        return torch.nn.functional.grid_sample(x, grid, "nearest", "reflection", True)
+
+    x = torch.zeros(1, 1, 42, 42)
+    for backend in ("detpass", "inductor"):
+        code = cuda_code_with(CudaSettings(backend, compile_kernels=False), sample, [x, BORDER], {})
+        assert ("libdevice.floor" in "".join(code.sources.values())) == (backend == "inductor")

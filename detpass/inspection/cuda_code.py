@@ -36,6 +36,7 @@ from detpass.rewriting.graph_pass import Rewriter
 from detpass.rewriting.registry import RuleSet, registered_rules
 from detpass.rewriting.report import Report, UnknownOp
 from detpass.rule import Treatment
+from detpass.torch_faults import TorchFaults
 
 BACKENDS = ("detpass", "inductor")
 
@@ -259,6 +260,7 @@ class _World:
             patches |= {name: value for name, value in FIXED_SETTINGS.items() if name in known}
             own = Options(on_uncovered="ignore", target="cuda")
             rewriter = Rewriter(self._rules, rules.hazard, own, segment.assume_device, rules.FINISHERS, rules.unknown)
+            patches["joint_custom_pre_pass"] = TorchFaults()
             patches["joint_custom_post_pass"] = RewritePass(rewriter, self.report, "cuda_code")
         return patches
 

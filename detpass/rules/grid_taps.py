@@ -142,6 +142,8 @@ def _reflect(place: torch.Tensor, size: Any, aligned: bool) -> tuple[torch.Tenso
     distance = place - low
     sign = torch.where(distance < 0, -1.0, 1.0).to(place.dtype)
     distance = distance.abs()
-    extra = torch.fmod(distance, span)
-    even = torch.fmod((distance / span).floor(), 2) == 0
-    return torch.where(even, extra + low, span - extra + low), torch.where(even, sign, -sign)
+    # Remainders are exact. A quotient rounded down at a whole number of spans would name the cell at the other end.
+    there_and_back = torch.fmod(distance, 2 * span)
+    even = there_and_back < span
+    place = torch.where(even, there_and_back, 2 * span - there_and_back) + low
+    return place, torch.where(even, sign, -sign)

@@ -22,6 +22,8 @@ from detpass import segment
 from detpass.errors import Refusal
 from detpass.graph_query import arguments, is_empty, known_to_differ, label, tensor_of
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
+from detpass.rules.kernel_rounding import quotient
+from detpass.rules.plane_scatter import accumulation_dtype
 
 aten = torch.ops.aten
 
@@ -44,7 +46,8 @@ class Histc(Rule):
 
     def replacement(self, source: torch.Tensor, *, bins: int, low: float, high: float) -> torch.Tensor:
         flat = source.reshape(-1)
-        wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
+        exact = not flat.dtype.is_floating_point
+        wide = flat.to(torch.int64) if exact else flat.to(accumulation_dtype(flat.dtype))
         bottom: Any = torch.full((), low, dtype=wide.dtype, device=wide.device)
         top: Any = torch.full((), high, dtype=wide.dtype, device=wide.device)
         if low == high:
@@ -55,7 +58,9 @@ class Histc(Rule):
             single = bottom == top
             bottom, top = torch.where(single, bottom - 1, bottom), torch.where(single, top + 1, top)
         inside = (wide >= bottom) & (wide <= top)
-        place = ((wide - bottom) * bins / (top - bottom)).to(torch.int64)
+        scaled = (wide - bottom) * bins
+        # Integers in integers, as ATen's kernel divides; a quotient a last bit too small would be in the bin before.
+        place = scaled // (top - bottom) if exact else quotient(scaled, top - bottom).to(torch.int64)
         place = torch.clamp(place, 0, bins - 1)
         index = torch.where(inside, place, segment.skipped_value(torch.int64))
         return segment.segment_count(index, bins, False, "histc").to(source.dtype)

@@ -75,9 +75,8 @@ def places(start: Tensor, step: Tensor, point: Tensor, count: Tensor, dtype: tor
     """
     rounded = rounding(dtype)
     along = rounded(rounded(point + 0.5) * step)
-    # A last bit of float32 matters where it decides how half precision is rounded.
-    part = quotient(along, count) if dtype == torch.float16 else along / count
-    return rounded(start + rounded(part))
+    # A last bit matters where it decides how half precision is rounded, or whether a point lies beyond the border.
+    return rounded(start + rounded(quotient(along, count)))
 
 
 def point_counts(axis: Extents) -> Tensor:

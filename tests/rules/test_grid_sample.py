@@ -10,6 +10,7 @@ import torch
 from detpass.rule import Safe, Treatment
 from detpass.rules.grid_sample import GridSampleBackward
 from tests.rules.direct import bits, replaced, verdict_of
+from tests.rules.reciprocal import by_reciprocals
 
 aten = torch.ops.aten
 RULE = GridSampleBackward()
@@ -90,3 +91,20 @@ def test_treatment_depends_on_the_device():
     args = call((5, 7), (6, 5), 0, 0, False)
     assert verdict_of(RULE, FLAT, *args, device="cuda").treatment is Treatment.SEGMENT
     assert isinstance(verdict_of(RULE, FLAT, *args, device="cpu"), Safe)
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("cells", [41, 42, 48, 56, 61, 84, 85])
+def test_points_on_the_border_are_reflected_onto_it_whatever_division_rounds_to(cells, mode, aligned):
+    """41 * (1 / 41) is less than 1 in float32: a turn less would name the cell at the other end."""
+    grid = torch.tensor([-1.0, 0.25, 1.0, 3.0, -3.0, 5.0]).reshape(1, 1, -1, 1).repeat(1, 1, 1, 2)
+    source, grad = torch.zeros(1, 1, cells, cells), torch.ones(1, 1, 1, 6)
+
+    def backward(grad, source, grid):
+        parameters = {"mode": mode, "padding": 2, "aligned": aligned, "wanted": (True, False)}
+        return RULE.replacement(grad, source, grid, **parameters)[0]
+
+    want, _ = FLAT(grad, source, grid, mode, 2, aligned, [True, False])
+    # Weights of points between cells.
+    torch.testing.assert_close(by_reciprocals(backward, grad, source, grid), want, rtol=1e-4, atol=1e-4)

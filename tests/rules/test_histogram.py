@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from detpass.rule import Safe, Treatment
 from detpass.rules.histogram import Histc, WeightedBincount, WeightedHistogram
 from tests.rules.compiled import compile_and_compare
 from tests.rules.direct import bits, replaced, verdict_of
+from tests.rules.reciprocal import by_reciprocals
 
 aten = torch.ops.aten
 HISTC, WEIGHTED, BINCOUNT = Histc(), WeightedHistogram(), WeightedBincount()
@@ -32,6 +35,37 @@ def test_histc(args, dtype):
 def test_histc_of_nothing_and_of_one_value():
     for x in (torch.zeros(0), torch.full((4,), 2.0)):
         assert torch.equal(replaced(HISTC, aten.histc.default, x, 5, device="cuda"), torch.histc(x, 5))
+
+
+@pytest.mark.parametrize("low", [0.0, -3.0])
+def test_values_on_the_edge_of_a_bin_are_in_it_whatever_division_rounds_to(low):
+    for bins in (41, 47, 55, 100):
+        x, high = torch.arange(bins) + low, low + bins
+        count = partial(HISTC.replacement, bins=bins, low=low, high=high)
+        got = by_reciprocals(count, x)
+        assert torch.equal(got, torch.histc(x, bins, low, high))
+
+
+def test_the_code_for_cuda_divides_in_double_precision():
+    for x in (torch.randn(100), torch.randn(100, dtype=torch.float64)):
+        code = cuda_code_with(CudaSettings("detpass", compile_kernels=False), lambda x: x.histc(41, 0.0, 41.0), [x], {})
+        (quotient,) = re.findall(r"\((tmp\d+) / tmp\d+\)", "".join(code.sources.values()))
+        (made,) = re.findall(rf"{quotient} = (.*)", "".join(code.sources.values()))
+        assert "float64" in made or x.dtype == torch.float64
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 1 << 40), (-5, 1 << 39)])
+def test_histc_of_integers_divides_integers(low, high):
+    """Eager has it on CUDA alone."""
+    x = torch.tensor([0, 5, (1 << 40) - 1, 1 << 40, (1 << 39) - 1, (1 << 39), (3 << 37) - 1])
+    start, end = (low, high) if low != high else (int(x.min()), int(x.max()))
+    want = [0] * 8
+    for value in x.tolist():
+        if start <= value <= end:
+            want[min((value - start) * 8 // (end - start), 7)] += 1
+    assert HISTC.replacement(x, bins=8, low=low, high=high).tolist() == want
+    small = torch.tensor([-128, -1, 0, 127], dtype=torch.int8)
+    assert HISTC.replacement(small, bins=2, low=0, high=0).tolist() == [2, 2]
 
 
 def test_histc_is_left_alone_on_a_cpu():

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from detpass.rules import region_weights
-from detpass.rules.region_weights import bin_starts, covering, extents, point_counts, sampled
+from detpass.rules.region_weights import bin_starts, covering, extents, places, point_counts, sampled
+from tests.rules.reciprocal import by_reciprocals
 
 CORNERS = [
     *((-3.0, 2.5), (0.0, 0.3), (1.25, 8.75), (-20.0, 40.0), (4.0, 4.0), (6.0, 5.0), (7.9, 12.0), (30.0, 50.0)),
@@ -115,3 +116,15 @@ def test_corners_that_are_not_numbers_are_zero_and_huge_ones_stay_in_range():
     corners = torch.tensor([[torch.nan, torch.nan], [-1e30, 1e30], [-torch.inf, torch.inf]])
     got = covering(*corners.unbind(1), 1, 1.0, 4, torch.float32)
     assert got.count.tolist() == [[1], [4], [4]]
+
+
+def test_places_are_those_of_true_division():
+    """A point at exactly -1 or at the number of cells counts, one a last bit beyond it does not."""
+    count, step = torch.arange(1.0, 60.0).reshape(-1, 1), torch.arange(1.0, 80.0)
+    start, point = torch.full((), -1.5), torch.full((), 2.0)
+
+    def along(start, step, point, count):
+        return places(start, step, point, count, torch.float32)
+
+    want = start + (point + 0.5) * step / count
+    assert torch.equal(by_reciprocals(along, start, step, point, count), want)
