@@ -128,10 +128,9 @@ def _is_exact(body: fx.GraphModule) -> bool:
 def _not_elementwise(body: fx.GraphModule, own: int) -> fx.Node | None:
     """A node that depends on slices and is neither pointwise nor a view of features; None where there is none."""
     varying = varying_in(body, own)
-    for node in body.graph.nodes:
-        if node.op == "call_function" and node in varying and not _is_elementwise(node):
-            return node
-    return None
+    nodes: list[fx.Node] = list(body.graph.nodes)
+    strange = (n for n in nodes if n.op == "call_function" and n in varying and not _is_elementwise(n))
+    return next(strange, None)
 
 
 def _is_elementwise(node: fx.Node) -> bool:
