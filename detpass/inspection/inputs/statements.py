@@ -101,7 +101,7 @@ def operator_named(parts: list[str], origin: str) -> Callable[..., Any]:
         )
     if parts[2:3] == ["higher_order"]:
         raise InspectionError(
-            f"{origin} holds the higher-order operator {name}, whose body a printed graph does not give in full; "
+            f"{origin} holds the higher-order operator {name}, and bodies of such operators are not read from text; "
             "inspect the function itself"
         )
     found: Any = torch.ops
