@@ -109,18 +109,29 @@ template <class K> struct Scan {
   using T = typename K::Stored;
   using A = typename K::Value;
   const Call& c;
-  // Accumulators live in the output itself where that is fresh memory of the accumulation dtype.
-  bool direct;
+  // Accumulators live in the output itself where that is fresh memory of the accumulation dtype; where it is fresh and
+  // of half the width, those of half the segments do.
+  bool direct, half_direct;
   // A single column most of whose rows belong to one segment.
   bool hot;
 
   explicit Scan(const Call& c_)
       : c(c_), direct(std::is_same<T, A>::value && c_.out != c_.dest && c_.out_row == c_.features),
+        half_direct(2 * sizeof(T) == sizeof(A) && c_.out != c_.dest && c_.out_row == c_.features && c_.features > 1),
         hot(c_.features == 1 && has_hot_segment(c_, 300)) {}
 
   struct Cell {  // the accumulator of a single column beside its count: one cache line for both
     A sum;
     u32 used;
+  };
+
+  struct Rows {  // where the accumulators of a segment are: the first ones lie together, the others together elsewhere
+    char* first;
+    i64 row_bytes, together, elsewhere;
+
+    INLINE A* operator()(i64 s) const {
+      return reinterpret_cast<A*>(first + s * row_bytes + (s < together ? 0 : elsewhere));
+    }
   };
 
   struct Room {  // an owner's memory, used for one run of segments after another
@@ -137,18 +148,18 @@ template <class K> struct Scan {
 
   // Add `found` rows of a block to their accumulators. Apart from its caller so that its few values stay in registers.
   template <int FEATURES>
-  static __attribute__((noinline)) void add_block(A* __restrict sums, u8* __restrict used, const T* __restrict block,
+  static __attribute__((noinline)) void add_block(const Rows sums, u8* __restrict used, const T* __restrict block,
                                                   i64 stride, i64 width, const i32* __restrict rows,
                                                   const i32* __restrict segments, i64 found, Carry<A>& carry) {
     constexpr i64 AHEAD = 12;
     const i64 features = FEATURES ? FEATURES : width;
     for (i64 j = 0; j < found; j++) {
       if (j + AHEAD < found) {
-        prefetch(sums + i64(segments[j + AHEAD]) * features, features * i64(sizeof(A)));
+        prefetch(sums(segments[j + AHEAD]), features * i64(sizeof(A)));
         prefetch(block + i64(rows[j + AHEAD]) * stride, features * i64(sizeof(T)));
       }
       const i64 s = segments[j];
-      A* sum = sums + s * features;
+      A* sum = sums(s);
       add_row<K>(sum, block + i64(rows[j]) * stride, features);
       if (__builtin_expect(++used[s] == 0, 0)) carry.push(s, sum);
     }
@@ -188,7 +199,7 @@ template <class K> struct Scan {
 
   // An owner of every segment has nothing to pick: short rows are added as they are read. HOT: see `add_cells`.
   template <class I, int FEATURES, bool HOT>
-  static __attribute__((noinline)) i64 add_all(const Index<I> ix, A* __restrict sums, u8* __restrict used,
+  static __attribute__((noinline)) i64 add_all(const Index<I> ix, const Rows sums, u8* __restrict used,
                                                const T* __restrict source, i64 stride, Carry<A>& carry) {
     constexpr i64 AHEAD = 12;
     i64 owned = 0;
@@ -197,12 +208,12 @@ template <class K> struct Scan {
       if (FEATURES > 1 || !(i & 7)) prefetch(source + (i + BLOCK / FEATURES) * stride, FEATURES * i64(sizeof(T)));
       if (FEATURES > 1 && i + AHEAD < ix.rows) {
         const i64 next = ix[i + AHEAD];
-        if (ix.inside(next)) prefetch(sums + next * FEATURES, FEATURES * i64(sizeof(A)));
+        if (ix.inside(next)) prefetch(sums(next), FEATURES * i64(sizeof(A)));
       }
       const i64 s = ix[i];
       if (__builtin_expect(!ix.inside(s), 0)) continue;
       owned++;
-      A* sum = sums + s * FEATURES;
+      A* sum = sums(s);
       add_row<K>(sum, source + i * stride, FEATURES);
       if (__builtin_expect(++used[s] == 0, 0)) carry.push(s, sum);
       if constexpr (HOT) {
@@ -219,7 +230,7 @@ template <class K> struct Scan {
     }
     return owned;
   }
-  template <class I, int FEATURES> i64 add_all(A* sums, u8* used, const T* source, Carry<A>& carry) const {
+  template <class I, int FEATURES> i64 add_all(const Rows& sums, u8* used, const T* source, Carry<A>& carry) const {
     if constexpr (FEATURES == 1)
       if (hot) return add_all<I, 1, true>(Index<I>(c), sums, used, source, c.source_row, carry);
     return add_all<I, FEATURES, false>(Index<I>(c), sums, used, source, c.source_row, carry);
@@ -230,14 +241,13 @@ template <class K> struct Scan {
     const i64 features = FEATURES ? FEATURES : c.features;
     const T* source = reinterpret_cast<const T*>(c.source) + b * c.source_batch;
     T* out = reinterpret_cast<T*>(c.out) + b * c.out_batch + low * c.out_row;
-    A* sums;
-    if (direct) {
-      sums = reinterpret_cast<A*>(out);
-      memset(static_cast<void*>(sums), 0, size_t(count * features) * sizeof(A));
-    } else {
-      room.sums.assign(size_t(count * features), A(0));
-      sums = room.sums.data();
-    }
+    const i64 row_bytes = features * i64(sizeof(A)), within = direct ? count : half_direct ? count / 2 : 0;
+    memset(static_cast<void*>(out), 0, size_t(within * row_bytes));
+    room.sums.assign(size_t((count - within) * features), A(0));
+    char* const scratch = reinterpret_cast<char*>(room.sums.data());
+    const Rows sums = within ? Rows{reinterpret_cast<char*>(out), row_bytes, within,
+                                    i64(scratch) - i64(out) - within * row_bytes}
+                             : Rows{scratch, row_bytes, count, 0};
     room.used.assign(size_t(count), 0);
     u8* used = room.used.data();
     Carry<A> carry(features);
@@ -260,7 +270,7 @@ template <class K> struct Scan {
         found = select_rows(c, first, last, low, count, Values<K>{source, c.source_row, values}, segments);
         if (in_cells && hot) add_cells<true>(room.cells.data(), values, segments, found, carry);
         else if (in_cells) add_cells<false>(room.cells.data(), values, segments, found, carry);
-        else add_values(sums, used, values, segments, found, carry);
+        else add_values(sums(0), used, values, segments, found, carry);
       } else {
         found = select_rows(c, first, last, low, count, RowNumbers{rows, first}, segments);
         const T* block = source + first * c.source_row;
@@ -270,23 +280,29 @@ template <class K> struct Scan {
     }
     if (in_cells)
       for (i64 s = 0; s < count; s++) {
-        sums[s] = room.cells[size_t(s)].sum;
+        *sums(s) = room.cells[size_t(s)].sum;
         used[s] = room.cells[size_t(s)].used != 0;
       }
     finish(b, low, count, sums, used, carry, out);
     return owned;
   }
 
-  void finish(i64 b, i64 low, i64 count, A* sums, const u8* used, const Carry<A>& carry, T* out) const {
-    for (i64 s : carry.segment) carry.total(s, sums + s * c.features);
+  // Accumulators within the output are overwritten from the first on: a row of results ends before the next of them.
+  void finish(i64 b, i64 low, i64 count, const Rows& sums, const u8* used, const Carry<A>& carry, T* out) const {
+    for (i64 s : carry.segment) carry.total(s, sums(s));
     if (!c.dest && c.out_row == c.features) {  // a segment without members has the sum +0.0
-      if (!direct) write(sums, nullptr, out, count * c.features);
-      else if constexpr (std::is_floating_point<A>::value) settle_nan(sums, count * c.features);
+      if (direct) {
+        if constexpr (std::is_floating_point<A>::value) settle_nan(sums(0), count * c.features);
+        return;
+      }
+      const i64 together = sums.together;
+      write(sums(0), nullptr, out, together * c.features);
+      if (together < count) write(sums(together), nullptr, out + together * c.features, (count - together) * c.features);
       return;
     }
     const T* dest = c.dest ? reinterpret_cast<const T*>(c.dest) + b * c.dest_batch + low * c.dest_row : nullptr;
     for (i64 s = 0; s < count; s++) {
-      A* sum = sums + s * c.features;
+      A* sum = sums(s);
       T* to = out + s * c.out_row;
       const T* from = dest ? dest + s * c.dest_row : nullptr;
       if (used[s] || (!carry.segment.empty() && carry.find(s) >= 0)) write(sum, from, to, c.features);
@@ -337,7 +353,7 @@ template <class K> struct Scan {
       want_huge_pages(reinterpret_cast<void*>(c.out), c.batch * c.segments * c.features * i64(sizeof(T)));
     const i64 threads = std::max<i64>(c.threads, 1);
     const i64 owners = std::max<i64>(1, std::min(c.segments, (threads + c.batch - 1) / std::max<i64>(c.batch, 1)));
-    const i64 row_bytes = std::max<i64>(1, c.features * i64(sizeof(A)));
+    const i64 row_bytes = std::max<i64>(1, c.features * i64(sizeof(A)) / (half_direct ? 2 : 1));  // besides the output
     const i64 most = direct ? i64(1) << 30 : std::max<i64>(1, std::min<i64>(c.owner_bytes / row_bytes, i64(1) << 30));
     i64 owned = 0;  // over the first batch entry: each valid row must have had exactly one owner
     bool failed = false;
@@ -352,7 +368,7 @@ template <class K> struct Scan {
         const i64 runs = (high - low + most - 1) / most;
         const i64 longest = runs ? (high - low + runs - 1) / runs : 0;
         try {
-          room.reserve(direct ? 0 : longest * c.features, longest);
+          room.reserve(direct ? 0 : (half_direct ? longest - longest / 2 : longest) * c.features, longest);
           for (i64 r = 0; r < runs; r++) {
             const i64 from = low + (high - low) * r / runs, to = low + (high - low) * (r + 1) / runs;
             const i64 rows = dispatch(b, from, to - from, room);
