@@ -57,6 +57,7 @@ _CONDITIONS: Mapping[Callable[..., bool], Callable[[_Call], bool]] = {
     catalogue.captures_gradients: lambda call: True,
     catalogue.is_flash: lambda call: True,
     catalogue.has_ordered_atomics: lambda call: True,
+    catalogue.is_measured: lambda call: True,
 }
 """The catalogue's conditions on a node, as conditions on a call's text."""
 
