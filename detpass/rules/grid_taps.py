@@ -48,7 +48,7 @@ def point_taps(grid: torch.Tensor, cells: Sequence[Any], mode: int, padding: int
     axes = len(cells)
     # A grid names its axes innermost first.
     by_axis = [
-        _axis_taps(grid[..., axes - 1 - axis].flatten(1), size, mode, padding, aligned)
+        _axis_taps(grid[..., axes - 1 - axis].flatten(1), size, mode, padding, aligned, planar=axes == 2)
         for axis, size in enumerate(cells)
     ]
     chosen = list(itertools.product(*by_axis))
@@ -74,10 +74,16 @@ def point_taps(grid: torch.Tensor, cells: Sequence[Any], mode: int, padding: int
     return PointTaps(torch.stack(cell, -1), torch.stack(weight, -1), torch.stack(inside, -1), varying)
 
 
-def _axis_taps(x: torch.Tensor, size: Any, mode: int, padding: int, aligned: bool) -> list[_AxisTap]:
-    """The taps along one axis of points ``x: float[n, p]``."""
+def _axis_taps(x: torch.Tensor, size: Any, mode: int, padding: int, aligned: bool, planar: bool) -> list[_AxisTap]:
+    """The taps along one axis of points ``x: float[n, p]``.
+
+    The nearest cell of a point midway is a matter of rounding, and the gradient belongs to the cell that was read: in
+    two dimensions the forward is torch's decomposition, in three ATen's kernel.
+    """
     step = (size - 1) / 2 if aligned else size / 2
     place = (x + 1) / 2 * (size - 1) if aligned else ((x + 1) * size - 1) / 2
+    if mode == NEAREST and planar:
+        place = x * (size * 0.5 - 0.5 if aligned else size * 0.5) + (size * 0.5 - 0.5)
     if mode == BICUBIC:
         return _cubic(place, step, size, padding, aligned)
     place, turn = _pad(place, size, padding, aligned)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from detpass import _torch_private
 from detpass.rule import Safe, Treatment
 from detpass.rules.grid_sample import GridSampleBackward
 from tests.rules.direct import bits, replaced, verdict_of
@@ -108,3 +109,17 @@ def test_points_on_the_border_are_reflected_onto_it_whatever_division_rounds_to(
     want, _ = FLAT(grad, source, grid, mode, 2, aligned, [True, False])
     # Weights of points between cells.
     torch.testing.assert_close(by_reciprocals(backward, grad, source, grid), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_the_nearest_cell_of_a_point_midway_is_the_one_that_the_compiled_forward_reads(aligned):
+    for size in range(2, 70):
+        midway = (
+            torch.arange(1, 2 * size - 1, 2) / (size - 1) - 1 if aligned else torch.arange(2, 2 * size, 2) / size - 1
+        )
+        grid = torch.stack([midway, torch.zeros_like(midway)], -1)[None, None]
+        numbers = torch.arange(size, dtype=torch.float32).reshape(1, 1, 1, size)
+        read = _torch_private.decomposition_table()[aten.grid_sampler_2d.default](numbers, grid, 1, 1, aligned)
+        args = (torch.ones_like(read), numbers, grid, 1, 1, aligned, [True, False])
+        grad, _ = replaced(RULE, FLAT, *args, device="cuda")
+        assert torch.equal(grad.flatten().long(), read.flatten().long().bincount(minlength=size)), size
