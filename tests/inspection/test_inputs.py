@@ -51,6 +51,7 @@ def ops(report: detpass.InspectionReport) -> list[str]:
     return sorted(record.op for record in report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["readable", "runnable"])
 def test_printed_graphs_hold_what_inductor_was_given(debug_folder: Path, kind: str) -> None:
     reports = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -42,8 +43,14 @@ def evaluate(run: Callable[[list[Inputs]], list[Tensor]], inputs: list[Inputs]) 
 USUAL = (torch.float32, torch.bfloat16)
 
 
+def cases() -> list[Any]:
+    """Of each reduction that may leave the destination out, that form is a slow test."""
+    marks = {True: [pytest.mark.slow], False: []}
+    return [pytest.param(case, id=case.name, marks=marks["include_self=False" in case.name]) for case in CASES]
+
+
 @pytest.mark.parametrize("usual", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["usual", "other dtypes"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", cases())
 def test_values_bits_and_treatment(case: Case, usual: bool) -> None:
     dtypes = [dtype for dtype in case.dtypes if (dtype in USUAL) is usual]
     inputs = [case.inputs(dtype) for dtype in dtypes]

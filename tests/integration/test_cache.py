@@ -39,6 +39,7 @@ def cold_and_warm(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, A
     return run(folder), run(folder)
 
 
+@pytest.mark.slow
 def test_processes_threads_and_caches_give_the_same_bits(cold_and_warm: Any, tmp_path: Path) -> None:
     cold, warm = cold_and_warm
     other = run(tmp_path, threads=1)

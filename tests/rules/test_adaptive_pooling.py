@@ -94,6 +94,7 @@ def test_fractional(axes):
     assert torch.equal(replaced(FRACTIONAL, target, *args, device="cuda"), target(*args))
 
 
+@pytest.mark.slow
 def test_compiled():
     torch.manual_seed(0)
     records = compile_and_compare(

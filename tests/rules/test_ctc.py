@@ -116,6 +116,7 @@ def test_compiled_in_one_graph(target, listed, reduction):
     assert records[f"aten._ctc_loss_backward.{overload}"] == (treatment, "ctc_loss")
 
 
+@pytest.mark.slow
 def test_compiled_with_dynamic_sizes_zero_infinity_concatenated_and_unbatched():
     log_probs, targets, inputs, symbols = problem("concatenated", lengths=IMPOSSIBLE)
     lengths = torch.tensor(inputs), torch.tensor(symbols)

@@ -273,7 +273,7 @@ def test_no_atomic_is_left_in_cuda_code(name, dynamic):
     assert sources("inductor", name, dynamic=dynamic).float_atomics
 
 
-@pytest.mark.parametrize("name", ["several places", "scalar and others"])
+@pytest.mark.parametrize("name", [pytest.param("several places", marks=pytest.mark.slow), "scalar and others"])
 def test_cuda_code_of_what_torch_cannot_compile(name):
     code = sources("detpass", name)
     assert code.float_atomics == ()

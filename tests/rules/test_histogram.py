@@ -166,7 +166,8 @@ def one_operator(monkeypatch):
     monkeypatch.setattr(segment, "assume_device", lambda device: nullcontext())
 
 
-@pytest.mark.parametrize("dynamic", [pytest.param(None, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [None, True])
 def test_weighted_bincount_compiled(one_operator, dynamic):
     torch._dynamo.reset()
     before = len(reports())

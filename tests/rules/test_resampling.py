@@ -135,6 +135,7 @@ def test_compiled_with_symbolic_sizes():
     assert len(records) == 3
 
 
+@pytest.mark.slow
 def test_one_graph_serves_a_stream_of_sizes():
     """Sizes computed from the input's: symbolic in the forward and in the backward."""
 

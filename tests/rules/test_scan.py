@@ -166,7 +166,8 @@ def test_the_code_for_complex_scans_has_no_look_back(name, dynamic):
     assert set(code.sources) == {"forward0", "backward0"}
 
 
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(dynamic):
     torch._dynamo.reset()
     before = len(reports())
