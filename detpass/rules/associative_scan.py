@@ -65,7 +65,7 @@ class AssociativeScan(Rule):
         shape = parts[0].shape  # type: ignore[union-attr]
         if isinstance(shape[0], int) and shape[0] <= 1:
             return Safe("one element")
-        if not _reads_captured(body, 2 * len(parts)):
+        if not _takes_captured(captured, body, 2 * len(parts)):  # type: ignore[arg-type]
             if len(parts) > 1:
                 return Safe("tuples are scanned block by block, in order, by one thread block")
             if _is_exact(body):
@@ -111,9 +111,10 @@ class _Wide(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def _reads_captured(body: fx.GraphModule, own: int) -> bool:
-    """Whether the graph reads more than its slices. Symbolic sizes may be passed to it that nothing reads."""
-    return any(node.users for node in inputs_of(body)[own:])
+def _takes_captured(captured: Sequence[Any], body: fx.GraphModule, own: int) -> bool:
+    """Whether Inductor refuses what the graph is given besides its slices: tensors, and sizes that it reads."""
+    tensors = any(tensor_of(value) is not None for value in captured)
+    return tensors or any(node.users for node in inputs_of(body)[own:])
 
 
 def _is_exact(body: fx.GraphModule) -> bool:

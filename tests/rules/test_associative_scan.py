@@ -250,10 +250,11 @@ def test_what_is_refused():
         assert verdict.why is why
 
 
-def test_an_input_that_the_graph_does_not_read_is_no_captured_tensor():
-    """With dynamic sizes torch hands the sizes to the graph, read or not."""
+def test_inputs_that_the_graph_does_not_read():
+    """With dynamic sizes torch hands the sizes to the graph, read or not; Inductor refuses a tensor in either case."""
     parts = [near_one(500, 2), random(500, 2)]
-    assert isinstance(verdict_of(recurrence, parts, [torch.ones(2)]), Safe)
+    assert isinstance(verdict_of(recurrence, parts, [2]), Safe)
+    torch.testing.assert_close(replaced(recurrence, parts, [torch.ones(2)]), tuple(one_by_one(recurrence, parts)))
 
 
 # Through torch.compile: on a CPU, as if for CUDA.
