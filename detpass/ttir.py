@@ -87,7 +87,7 @@ def atomics(text: str) -> list[Atomic]:
     live = _live(lines)
     places = {match["name"]: match["text"] for match in _PLACE_ROW.finditer(text)}
     held = [(row, *kind) for row in lines if (kind := _kind(row.body)) is not None]
-    mixed = _mixed(held, {(row.function, name): row for row in lines for name in row.results})
+    mixed = _mixed(held, makers(lines))
     found = []
     for row, operation, dtype in held:
         why = NOTES.get(operation)
@@ -197,6 +197,11 @@ def rows(text: str) -> Iterator[Row]:
         results = tuple(_VALUE.findall(definition["results"])) if definition else ()
         body = definition["rest"] if definition else plain.strip()
         yield Row(number, function, public, arguments, results, body, place["place"] if place else None)
+
+
+def makers(lines: list[Row]) -> dict[Value, Row]:
+    """The line that makes each value."""
+    return {(row.function, name): row for row in lines for name in row.results}
 
 
 def _live(lines: list[Row]) -> set[Value]:

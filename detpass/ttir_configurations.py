@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from detpass.ttir import Row, rows
+from detpass.ttir import Row, Value, makers, rows
 
 ELEMENTWISE = re.compile(
     r"(?:arith|math)\.\w+$|ub\.poison$|scf\.(?:if|yield)$|tt\.(?:load|store|splat|unsplat|addptr|broadcast|expand_dims"
@@ -44,7 +44,7 @@ def difference(texts: Sequence[str]) -> str | None:
     """
     first = texts[0]
     kernel = list(rows(first))
-    made = {(row.function, name): row for row in kernel for name in row.results}
+    made = makers(kernel)
     found = []
     for row in kernel:
         operation = _OPERATION.match(row.body)
@@ -65,7 +65,7 @@ def difference(texts: Sequence[str]) -> str | None:
     return None
 
 
-def _read_from_memory(row: Row, made: dict[tuple[str, str], Row]) -> bool:
+def _read_from_memory(row: Row, made: dict[Value, Row]) -> bool:
     """Whether the operand of a conversion is a value from memory, or an argument of the kernel."""
     name = row.operands[0]
     while (maker := made.get((row.function, name))) is not None:

@@ -32,17 +32,20 @@ def measured(graph_module: fx.GraphModule) -> Iterator[tuple[str, str]]:
     """Users' Triton kernels whose choice of a configuration may decide bits, settled by no rule: the name, and why."""
     for node in _calls(graph_module):
         reading = user_kernels.read(node)
-        undecided = str(node.meta.get(DECIDED, UNDECIDED)).startswith(UNDECIDED)
-        if undecided and reading is not None and reading.unlike is not None:
+        if reading is not None and reading.unlike is not None and not _is_settled(node):
             yield reading.name, reading.unlike
 
 
 def _all_settled(named: Iterable[tuple[str, fx.Node]]) -> frozenset[str]:
     settled: dict[str, bool] = {}
     for name, node in named:
-        decided = str(node.meta.get(DECIDED, UNDECIDED))
-        settled[name] = settled.get(name, True) and decided != UNKNOWN and not decided.startswith(UNDECIDED)
+        settled[name] = settled.get(name, True) and _is_settled(node)
     return frozenset(name for name, all_settled in settled.items() if all_settled)
+
+
+def _is_settled(node: fx.Node) -> bool:
+    decided = str(node.meta.get(DECIDED, UNDECIDED))
+    return decided != UNKNOWN and not decided.startswith(UNDECIDED)
 
 
 def _calls(graph_module: fx.GraphModule) -> Iterator[fx.Node]:

@@ -26,7 +26,15 @@ from torch import Tensor, fx
 from detpass.graph_query import tensor_of
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
 from detpass.rules import doubling
-from detpass.rules.flex_bodies import CONVERSIONS, COPIES, body_of, inputs_of, results_of, varying_in
+from detpass.rules.flex_bodies import (
+    CONVERSIONS,
+    body_of,
+    inputs_of,
+    is_pointwise,
+    of_aten,
+    results_of,
+    varying_in,
+)
 from detpass.rules.plane_scatter import accumulation_dtype
 
 aten = torch.ops.aten
@@ -106,9 +114,7 @@ class _Wide(fx.Interpreter):
         if target in CONVERSIONS:
             dtype = kwargs.get("dtype", args[1] if len(args) > 1 else None)
             return args[0] if dtype is None else args[0].to(accumulation_dtype(dtype))
-        if getattr(target, "namespace", None) == "prims":
-            target = getattr(aten, target._opname, target)  # those of prims have no meaning under vmap
-        return super().call_function(target, args, kwargs)
+        return super().call_function(of_aten(target), args, kwargs)
 
 
 def _takes_captured(captured: Sequence[Any], body: fx.GraphModule, own: int) -> bool:
@@ -130,17 +136,8 @@ def _not_elementwise(body: fx.GraphModule, own: int) -> fx.Node | None:
     """A node that depends on slices and is neither pointwise nor a view of features; None where there is none."""
     varying = varying_in(body, own)
     nodes: list[fx.Node] = list(body.graph.nodes)
-    strange = (n for n in nodes if n.op == "call_function" and n in varying and not _is_elementwise(n))
-    return next(strange, None)
-
-
-def _is_elementwise(node: fx.Node) -> bool:
-    target: Any = node.target
-    if target in (*COPIES, *CONVERSIONS):
-        return True
-    if getattr(target, "namespace", None) == "prims":
-        return hasattr(aten, target._opname)
-    return torch.Tag.pointwise in getattr(target, "tags", ()) or _is_view(target)
+    calls = (n for n in nodes if n.op == "call_function" and n in varying)
+    return next((n for n in calls if not is_pointwise(n.target) and not _is_view(n.target)), None)
 
 
 def _is_view(target: Any) -> bool:

@@ -36,11 +36,11 @@ def cumulative(values: Tensor) -> complex_pairs.Pair:
     size, a, b = doubling.scan(parts, _sum)
     real, angle = size + torch.log(torch.hypot(a, b)), torch.atan2(b, a)
     # The first term, and an infinite one after finite ones, is kept as it is: rounded, it would be no equal's equal.
-    alone = whole_turns.shifted(real, -torch.inf) - term == -torch.inf
+    alone = whole_turns.before(real, -torch.inf) - term == -torch.inf
     real, angle = torch.where(alone, term, real), torch.where(alone, term_angle, angle)
     angle = torch.where(real == -torch.inf, 0.0, angle)
     angle = whole_turns.unwound((term, term_angle), (real, angle))
-    return torch.where(whole_turns.shifted(angle, 0.0).isnan(), torch.nan, real), angle
+    return torch.where(whole_turns.before(angle, 0.0).isnan(), torch.nan, real), angle
 
 
 def _scaled(part: Tensor, size: Tensor) -> Tensor:

@@ -48,13 +48,13 @@ def _scan(parts: list[Tensor], combine: Combine, depth: int) -> list[Tensor]:
     if depth == 1:
         if isinstance(length, int):
             return _in_blocks(parts, combine, 0, length)
-        filled = [_shifted(part, 0, 0, BLOCK - length) for part in parts]
+        filled = [shifted(part, 0, 0, BLOCK - length) for part in parts]
         return [part.narrow(0, 0, length) for part in _in_blocks(filled, combine, 0, BLOCK)]
     blocks = (length + BLOCK - 1) // BLOCK
-    filled = [_shifted(part, 0, 0, blocks * BLOCK - length) for part in parts]
+    filled = [shifted(part, 0, 0, blocks * BLOCK - length) for part in parts]
     inner = _in_blocks([part.reshape(blocks, BLOCK, *part.shape[1:]) for part in filled], combine, 1, BLOCK)
     totals = _scan([part[:, -1] for part in inner], combine, depth - 1)
-    before = [_shifted(total, 0, 1, -1).unsqueeze(1).expand_as(part) for total, part in zip(totals, inner, strict=True)]
+    before = [shifted(total, 0, 1, -1).unsqueeze(1).expand_as(part) for total, part in zip(totals, inner, strict=True)]
     whole = _combined(before, inner, combine, 0, blocks, 1)
     return [materialised(part.flatten(0, 1), length, 0) for part in whole]
 
@@ -63,7 +63,7 @@ def _in_blocks(parts: list[Tensor], combine: Combine, dim: int, size: int) -> li
     """Scan along ``dim``, of ``size`` elements: a kernel a step, which reads two places for each that it writes."""
     distance = 1
     while distance < size:
-        earlier = [_shifted(part, dim, distance, -distance) for part in parts]
+        earlier = [shifted(part, dim, distance, -distance) for part in parts]
         parts = [materialised(part) for part in _combined(earlier, parts, combine, dim, size, distance)]
         distance *= 2
     return parts
@@ -78,6 +78,6 @@ def _combined(
     return [torch.where(place >= distance, new, old) for new, old in zip(together, right, strict=True)]
 
 
-def _shifted(part: Tensor, dim: int, before: Any, after: Any) -> Tensor:
-    """``part`` with zeros before and after it along ``dim``, or without its ends where the numbers are negative."""
-    return torch.constant_pad_nd(part, [*[0, 0] * (part.dim() - dim - 1), before, after], 0)
+def shifted(part: Tensor, dim: int, before: Any, after: Any, fill: float = 0) -> Tensor:
+    """``part`` with ``fill`` before and after it along ``dim``, or without its ends where the numbers are negative."""
+    return torch.constant_pad_nd(part, [*[0, 0] * (part.dim() - dim - 1), before, after], fill)

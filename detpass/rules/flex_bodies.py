@@ -7,7 +7,8 @@ captured tensor at a place takes tensors as indices. What a value does not depen
 
 Kernels compute in float32 what a graph has in half precision, and drop the roundings in between; so does this.
 
-Neighbours: ``flex_gradients.py`` and ``flex_scores.py``, which ask for values.
+Neighbours: ``flex_gradients.py`` and ``flex_scores.py``, which ask for values; ``associative_scan.py``, whose graphs
+speak of slices.
 """
 
 from __future__ import annotations
@@ -88,12 +89,23 @@ def _is_of_one_position(node: fx.Node, varying: set[fx.Node]) -> bool:
         indices: Any = node.args[1]
         whole = len(indices) == table.meta["val"].dim() and None not in indices
         return whole and table not in varying
-    if node.target in (*COPIES, *CONVERSIONS, *LIKE):
+    return node.target in LIKE or is_pointwise(node.target)
+
+
+def is_pointwise(target: Any) -> bool:
+    """Whether an operator computes each element from those at the same place, or copies or converts it."""
+    if target in (*COPIES, *CONVERSIONS):
         return True
-    target: Any = node.target
     if getattr(target, "namespace", None) == "prims":
-        return hasattr(aten, target._opname)
+        return of_aten(target) is not target
     return torch.Tag.pointwise in getattr(target, "tags", ())
+
+
+def of_aten(target: Any) -> Any:
+    """ATen's operator for one of prims, which neither broadcast nor have a meaning under vmap; others as they are."""
+    if getattr(target, "namespace", None) == "prims":
+        return getattr(aten, target._opname, target)
+    return target
 
 
 def evaluate(body: fx.GraphModule, wanted: Sequence[Any], known: Mapping[fx.Node, Any], positional: int) -> list[Any]:
@@ -136,9 +148,7 @@ def _for_all(target: Any) -> Any:
         return lambda value, **_: value
     if target in CONVERSIONS:
         return _converted
-    if getattr(target, "namespace", None) == "prims":
-        return getattr(aten, target._opname)  # those of prims do not broadcast
-    return target
+    return of_aten(target)
 
 
 def _read(table: Tensor, indices: Sequence[Tensor]) -> Tensor:

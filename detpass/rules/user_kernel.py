@@ -26,15 +26,17 @@ class FirstConfiguration(Rule):
     targets = user_kernels.LAUNCHES
 
     def match(self, node: fx.Node, context: RuleContext) -> Verdict:
-        reading, first = user_kernels.read(node), user_kernels.read_first_configuration(node)
+        reading = user_kernels.read(node)
         assert reading is not None, "the targets launch kernels"
-        if first is None or len(reading.configurations) < 2:
+        if len(reading.configurations) < 2:
             return NoMatch(Inapplicable.KERNEL, node, f"{reading.name}, one configuration")
         what = f"kernel {reading.name}"
         if reading.unlike is None and not reading.ordered:
             atomics = "".join(f"; {atomic}" for atomic in reading.atomics)
             count = len(reading.configurations)
             return Safe(f"{what}: each of its {count} configurations does the same to every element{atomics}")
+        first = user_kernels.read_first_configuration(node)
+        assert first is not None, "it has several"
         if first.ordered:
             return NoMatch(Inapplicable.KERNEL, node, f"{first.name}, in its first configuration too")
         if node.target is not user_kernels.LAUNCHES[0]:

@@ -32,17 +32,17 @@ def unwound(terms: Sequence[Tensor], sums: Sequence[Tensor]) -> Tensor:
     length: Any = real.shape[0]
     if isinstance(length, int) and length < 2:
         return angle
-    begins = term >= shifted(real, -torch.inf)  # of equals eager's loop on a CPU takes the term
-    gap = (angle - torch.where(begins, term_angle, shifted(angle, 0.0))) / TURN
+    begins = term >= before(real, -torch.inf)  # of equals eager's loop on a CPU takes the term
+    gap = (angle - torch.where(begins, term_angle, before(angle, 0.0))) / TURN
     ahead = torch.where(real == torch.inf, torch.where(begins, 0.0, gap), torch.round(gap))
     known = ahead.isfinite() & (real != -torch.inf)
     _, turns = doubling.scan([begins.to(torch.int32), torch.where(known, ahead, 0.0)], _from_the_last_begin)
     return torch.where(known, angle - TURN * turns, angle)
 
 
-def shifted(values: Tensor, first: float) -> Tensor:
+def before(values: Tensor, first: float) -> Tensor:
     """What stands before each place along the first dimension: ``first``, then ``values`` without the last."""
-    return torch.constant_pad_nd(values, [*[0, 0] * (values.dim() - 1), 1, -1], first)
+    return doubling.shifted(values, 0, 1, -1, first)
 
 
 def _from_the_last_begin(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

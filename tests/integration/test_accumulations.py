@@ -45,8 +45,8 @@ USUAL = (torch.float32, torch.bfloat16)
 
 def cases() -> list[Any]:
     """Of each reduction that may leave the destination out, that form is a slow test."""
-    marks = {True: [pytest.mark.slow], False: []}
-    return [pytest.param(case, id=case.name, marks=marks["include_self=False" in case.name]) for case in CASES]
+    slow = [pytest.mark.slow]
+    return [pytest.param(c, id=c.name, marks=slow if "include_self=False" in c.name else []) for c in CASES]
 
 
 @pytest.mark.parametrize("usual", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["usual", "other dtypes"])

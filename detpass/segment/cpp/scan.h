@@ -120,10 +120,14 @@ template <class K> struct Scan {
         half_direct(2 * sizeof(T) == sizeof(A) && c_.out != c_.dest && c_.out_row == c_.features && c_.features > 1),
         hot(c_.features == 1 && has_hot_segment(c_, 300)) {}
 
+  static constexpr i64 AHEAD = 12;  // rows whose accumulators are fetched beforehand
+
   struct Cell {  // the accumulator of a single column beside its count: one cache line for both
     A sum;
     u32 used;
   };
+
+  i64 within_output(i64 count) const { return direct ? count : half_direct ? count / 2 : 0; }
 
   struct Rows {  // where the accumulators of a segment are: the first ones lie together, the others together elsewhere
     char* first;
@@ -151,7 +155,6 @@ template <class K> struct Scan {
   static __attribute__((noinline)) void add_block(const Rows sums, u8* __restrict used, const T* __restrict block,
                                                   i64 stride, i64 width, const i32* __restrict rows,
                                                   const i32* __restrict segments, i64 found, Carry<A>& carry) {
-    constexpr i64 AHEAD = 12;
     const i64 features = FEATURES ? FEATURES : width;
     for (i64 j = 0; j < found; j++) {
       if (j + AHEAD < found) {
@@ -201,7 +204,6 @@ template <class K> struct Scan {
   template <class I, int FEATURES, bool HOT>
   static __attribute__((noinline)) i64 add_all(const Index<I> ix, const Rows sums, u8* __restrict used,
                                                const T* __restrict source, i64 stride, Carry<A>& carry) {
-    constexpr i64 AHEAD = 12;
     i64 owned = 0;
     for (i64 i = 0; i < ix.rows; i++) {
       if (!(i & 7)) __builtin_prefetch(ix.data + (i + BLOCK) * ix.stride);  // as in `select`
@@ -241,7 +243,7 @@ template <class K> struct Scan {
     const i64 features = FEATURES ? FEATURES : c.features;
     const T* source = reinterpret_cast<const T*>(c.source) + b * c.source_batch;
     T* out = reinterpret_cast<T*>(c.out) + b * c.out_batch + low * c.out_row;
-    const i64 row_bytes = features * i64(sizeof(A)), within = direct ? count : half_direct ? count / 2 : 0;
+    const i64 row_bytes = features * i64(sizeof(A)), within = within_output(count);
     memset(static_cast<void*>(out), 0, size_t(within * row_bytes));
     room.sums.assign(size_t((count - within) * features), A(0));
     char* const scratch = reinterpret_cast<char*>(room.sums.data());
@@ -368,7 +370,7 @@ template <class K> struct Scan {
         const i64 runs = (high - low + most - 1) / most;
         const i64 longest = runs ? (high - low + runs - 1) / runs : 0;
         try {
-          room.reserve(direct ? 0 : (half_direct ? longest - longest / 2 : longest) * c.features, longest);
+          room.reserve((longest - within_output(longest)) * c.features, longest);
           for (i64 r = 0; r < runs; r++) {
             const i64 from = low + (high - low) * r / runs, to = low + (high - low) * (r + 1) / runs;
             const i64 rows = dispatch(b, from, to - from, room);
