@@ -165,9 +165,12 @@ def test_the_checks_of_bits_for_a_gpu_rehearse_on_a_cpu(tmp_path: Path) -> None:
         ("accumulation.py", ["--quick", "--shapes", "2000,50,4", "--budget", "0.1"], "cpu_accumulation"),
         ("closed_forms.py", ["--quick", "--only", "reflection"], "cpu_closed_forms"),
         ("compile_time.py", ["--quick", "--only", "perceptron"], "compile_time"),
+        ("cuda_kernels.py", ["--quick", "--capability", "90"], "cuda_kernels"),
     ],
 )
 def test_benchmarks_run_and_store(script: str, arguments: list[str], name: str, tmp_path: Path) -> None:
+    if name == "cuda_kernels":
+        pytest.importorskip("triton")
     command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments, "--out", str(tmp_path)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -143,11 +143,11 @@ def segment_level(
     if BELOW == 0:
         firsts = zero + num_segments
         position = (entry - firsts + 1) * SPAN
-        size = tl.where((tile + 1) * BLOCK_R > num_segments, num_segments + 1, 1)  # first chunks need no search
+        size = tl.where((zero + tile + 1) * BLOCK_R > firsts, firsts + 1, 1)  # first chunks need no search
     else:
         firsts = (zero + num_rows) // (BELOW + 1)
         position = tl.where(entry < firsts, (entry + 1) * (BELOW + 1), (entry - firsts + 1) * SPAN)
-        size = num_segments + 1
+        size = zero + num_segments + 1
     # The last segment that starts before ``position``. Written out here: torch's analysis of what a kernel writes would
     # take ``offsets`` for an output if a function returned the result.
     segment = tl.zeros((BLOCK_R, 1), tl.int64)
