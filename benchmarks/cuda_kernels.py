@@ -224,7 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = (
         f"# CUDA kernels, compiled ahead of time by triton {versions['triton']}\n\n"
         f"Registers and bytes of stack of a thread; of {WARPS} warps of a multiprocessor, those for which there are "
-        "registers; instructions that spill; bits of the widest load. Rows of D values; D = 33 and 1 allow loads of single values only (64 bits are the row numbers). Nothing was timed.\n\n"
+        "registers; instructions that spill; bits of the widest load. Rows of D values; D = 33 and 1 allow loads of "
+        "single values only (64 bits are the row numbers). Nothing was timed.\n\n"
     )
     text += table(found[0], [row.values() for row in found])
     print(text)
