@@ -46,13 +46,13 @@ def speed(setting: Setting) -> Found:
     """The table of (N, S, D) x dtype x distribution, in microseconds, and ratios of detpass to each rival."""
     ceiling = _ceiling(setting)
     cells: list[dict[str, Any]] = []
-    left_out = []
-    for shape in DRY_SHAPES if setting.dry else SHAPES:
+    shapes = DRY_SHAPES if setting.dry else SHAPES
+    for shape in shapes:
         for name, dtype in DTYPES.items():
-            if setting.over:
-                left_out.append(f"{shape} {name}")
-                continue
             cells += _cells(setting, shape, name, dtype, ceiling)
+    wanted = [(*shape, name, rows) for shape in shapes for name in DTYPES for rows in DISTRIBUTIONS]
+    measured = {tuple(cell[key] for key in ("N", "S", "D", "dtype", "distribution")) for cell in cells}
+    left_out = [" ".join(map(str, cell)) for cell in wanted if cell not in measured]
     header = ["N", "S", "D", "dtype", "rows", "detpass", *RIVALS, "sum alone", "of copy"]
     keys = ["N", "S", "D", "dtype", "distribution", "detpass", *RIVALS, "sum alone", "share of copy"]
     lines = [table(header, [[cell[key] for key in keys] for cell in cells]), TARGETS]
@@ -84,6 +84,8 @@ def _cells(
     source = torch.randn(rows, columns, device=setting.device).to(dtype)
     found = []
     for distribution in DISTRIBUTIONS:
+        if setting.over:
+            break
         index = make_index(distribution, rows, segments).to(setting.device)
         zeros = functools.partial(torch.zeros, segments, columns, dtype=dtype, device=setting.device)
         embedding = torch.ops.aten.embedding_dense_backward

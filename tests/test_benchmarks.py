@@ -138,7 +138,7 @@ def test_the_checks_for_a_gpu_import_nothing_but_torch() -> None:
         "import sys\n"
         "for name in ('pytest', 'hypothesis', 'rich', 'typer', 'numpy', 'setuptools'): sys.modules[name] = None\n"
         f"sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'benchmarks')!r}]\n"
-        "import gpu, gpu_bits, gpu_cases, gpu_operators, gpu_setting, gpu_speed, detpass\n"
+        "import gpu, gpu_bits, gpu_operators, gpu_repeats, gpu_setting, gpu_speed, gpu_training, detpass\n"
         "print(gpu.PARTS)"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)

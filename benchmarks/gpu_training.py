@@ -1,23 +1,19 @@
-"""Two small models trained twice, and every operator that detpass rewrites run 20 times, forward and backward."""
+"""Two small models trained twice: losses and parameters, bit by bit, under detpass and under Inductor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_operators import Case, operator_cases
 from gpu_setting import Found, Setting, digest
 from measuring import table
 from torch import Tensor, nn
 
-import detpass
-from detpass import rules
 from detpass.backend import detpass as backend
-from detpass.errors import DetpassError
 
-STEPS, RUNS = 30, 20
+STEPS = 30
 
 
 class HashedWords(nn.Module):
@@ -91,71 +87,3 @@ def training(setting: Setting) -> Found:
             if label == "detpass" and not same:
                 failures.append(f"{model} trained twice under detpass: {digests[0]} and {digests[1]}")
     return Found(rows, table(["model", "compiler", "first run", "second run", "bits"], rows), failures)
-
-
-def operators(setting: Setting) -> Found:
-    """Every operator case under detpass: equal bits in every run; under eager torch: how many different results."""
-    rows: list[list[object]] = []
-    failures: list[str] = []
-    seen: set[str] = set()
-    left_out = []
-    for case in operator_cases(setting.dry):
-        if setting.over:
-            left_out.append(case.name)
-            continue
-        try:
-            count, treated = _distinct(setting, case, backend)
-        except (DetpassError, RuntimeError, TypeError, ValueError, LookupError) as error:
-            text = " ".join(str(error).split())[:160]
-            rows.append([case.name, "failed", "", text])
-            failures.append(f"{case.name}: {type(error).__name__}: {text}")
-            continue
-        seen |= set(treated)
-        eager = _distinct_eager(setting, case)
-        rows.append([case.name, count, eager, ", ".join(f"{op}: {how}" for op, how in treated.items())])
-        if count != 1:
-            failures.append(f"{case.name}: {count} different results in {_runs(setting)} runs under detpass")
-    known = {str(target) for rule in rules.BUILTIN_RULES for target in rule.targets}
-    notes = [f"operators with a rule that no case reached: {', '.join(sorted(known - seen)) or 'none'}"]
-    if left_out:
-        notes.append(f"no time left for: {', '.join(left_out)}")
-        failures.append(notes[-1])
-    header = ["case", f"results in {_runs(setting)} runs, detpass", "eager", "treatment"]
-    return Found({"rows": rows, "notes": notes}, "\n\n".join([table(header, rows), *notes]), failures)
-
-
-def _runs(setting: Setting) -> int:
-    return 2 if setting.dry else RUNS
-
-
-def _distinct(setting: Setting, case: Case, compiler: Any) -> tuple[int, Mapping[str, str]]:
-    torch._dynamo.reset()
-    before = len(detpass.reports())
-    compiled = torch.compile(case.function, backend=compiler)
-    results = {_step(setting, case, compiled) for _ in range(_runs(setting))}
-    records = [record for report in detpass.reports()[before:] for record in report.records]
-    return len(results), {record.op: str(record.treatment) for record in records}
-
-
-def _distinct_eager(setting: Setting, case: Case) -> int:
-    return len({_step(setting, case, case.function) for _ in range(_runs(setting))})
-
-
-def _step(setting: Setting, case: Case, function: Callable[..., Any]) -> str:
-    inputs = []
-    for value in case.inputs:
-        moved = value.detach().clone().to(setting.device)
-        inputs.append(moved.requires_grad_() if case.backward and moved.is_floating_point() else moved)
-    result = function(*inputs)
-    values = list(result) if isinstance(result, tuple) else [result]
-    gradients: list[Tensor] = []
-    if case.backward:
-        wanted = [value for value in inputs if value.requires_grad]
-        total = sum(
-            (value * torch.linspace(-1, 1, value.numel(), device=value.device).view_as(value)).sum()
-            for value in values
-            if value.requires_grad
-        )
-        found: tuple[Tensor | None, ...] = torch.autograd.grad(total, wanted, allow_unused=True)
-        gradients = [gradient for gradient in found if gradient is not None]
-    return digest(*values, *gradients)
