@@ -1,9 +1,9 @@
 """Cases for each row of the catalogue that is about CUDA: collisions everywhere, sizes that run in parallel."""
 
-from __future__ import annotations
+# torchvision need not be there; torch takes lists where its types say tensors.
+# mypy: disable-error-code="import-not-found, arg-type, unused-ignore"
 
-# torchvision need not be there, and functions of torch are untyped.
-# mypy: disable-error-code="import-not-found, no-any-return, arg-type, misc, attr-defined, unused-ignore, assignment, no-untyped-call, var-annotated, return-value"
+from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
