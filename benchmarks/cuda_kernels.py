@@ -70,8 +70,7 @@ class Kernel:
     @property
     def widest_load(self) -> int:
         """Bits of the widest load from global memory."""
-        found = re.findall(r"\bLDG\.E(?:\.[A-Z_]+)*?(?:\.(64|128))?(?=[\s.])(?!\.(?:64|128))", self.sass)
-        return max((int(width or 32) for width in found), default=0)
+        return max(map(int, re.findall(r"\bLDG\.E\S*\.(64|128)\b", self.sass)), default=32)
 
     @property
     def resident_warps(self) -> int:
@@ -114,7 +113,7 @@ def level(
         "ACC": triton_kernels.language_dtype(accumulate),
         "BLOCK_R": tile.block_r,
         "BLOCK_D": tile.block_d,
-        "COLUMN_BLOCKS": -(-columns // tile.block_d),
+        "COLUMN_BLOCKS": triton_kernels.ceil_div(columns, tile.block_d),
         "UNROLL": tile.unroll,
         "INTERPRETED": False,
     }
@@ -132,7 +131,7 @@ def update(dtype: torch.dtype, columns: int, capability: int = 90, reduce: str =
         "ACC": triton_kernels.language_dtype(accumulate),
         "BLOCK_R": tile.block_r,
         "BLOCK_D": tile.block_d,
-        "COLUMN_BLOCKS": -(-columns // tile.block_d),
+        "COLUMN_BLOCKS": triton_kernels.ceil_div(columns, tile.block_d),
         "INTERPRETED": False,
     }
     pointers = {"table": dtype, "rows": torch.int64, "totals": accumulate}

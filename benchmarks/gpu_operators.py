@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,15 @@ class Case:
     """Torch has no kernel for it on a CPU, or chooses another operator there while tracing."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of Dynamo that it needs."""
+
+    def fresh_inputs(self, device: torch.device | str = "cpu") -> list[Tensor]:
+        """Copies of the inputs on ``device``; with ``backward`` the floating-point ones require grad."""
+        copies = [value.detach().clone().to(device) for value in self.inputs]
+        return [value.requires_grad_(self.backward and value.is_floating_point()) for value in copies]
+
+    def configured(self) -> contextlib.AbstractContextManager[Any]:
+        """Dynamo's settings, as the case needs them, inside."""
+        return torch._dynamo.config.patch(dict(self.settings)) if self.settings else contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -214,7 +224,7 @@ def _order(make: _Maker) -> list[Case]:
         Case("cumsum", lambda x: x.cumsum(0), (source,)),
         Case("cumprod", lambda x: x.cumprod(0), (positive,)),
         Case("logcumsumexp", lambda x: x.logcumsumexp(0), (source,)),
-        Case("associative_scan", _scanned, (source,), False),
+        Case("associative_scan", _scanned, (source,), False, gpu_only=True),
         Case("ctc_loss", lambda x, t: F.ctc_loss(x.log_softmax(-1), t, lengths, target_lengths), (logits, targets)),
     ]
 
@@ -325,27 +335,27 @@ def _users(make: _Maker) -> list[Case]:
     if importlib.util.find_spec("triton") is None:
         return []
 
-    def counted(index: Tensor) -> Tensor:
-        import gpu_user_kernels
-
-        return gpu_user_kernels.counted(index, make.places)
-
-    def row_sums(x: Tensor) -> Tensor:
-        import gpu_user_kernels
-
-        return gpu_user_kernels.row_sums(x)
-
-    def doubled(x: Tensor) -> Tensor:
-        import gpu_user_kernels
-
-        return gpu_user_kernels.doubled(x)
-
     index, source = make.randint(make.places, make.rows), make.randn(make.places, make.rows)
     mine = "Triton kernels of your own"
     exact = f"{mine}, with other integer atomics, maxima or minima"
     alike = f"{mine} with `triton.autotune`, where each element has the same operations"
     return [
-        Case("kernel with integer atomics", counted, (index,), False, row=exact, gpu_only=True),
-        Case("autotuned sum", row_sums, (source,), False, gpu_only=True),
-        Case("autotuned, element by element", doubled, (source,), False, row=alike, gpu_only=True),
+        Case(
+            "kernel with integer atomics",
+            lambda i: _kernels().counted(i, make.places),
+            (index,),
+            False,
+            row=exact,
+            gpu_only=True,
+        ),
+        Case("autotuned sum", lambda x: _kernels().row_sums(x), (source,), False, gpu_only=True),
+        Case(
+            "autotuned, element by element", lambda x: _kernels().doubled(x), (source,), False, row=alike, gpu_only=True
+        ),
     ]
+
+
+def _kernels() -> Any:
+    import gpu_user_kernels  # late: Triton's interpreter has no autotuner
+
+    return gpu_user_kernels

@@ -7,7 +7,6 @@ compares bits and trains; ``Workers.found`` collects what they wrote. Eager torc
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import subprocess
@@ -139,7 +138,7 @@ def _result(setting: Setting, case: Case) -> dict[str, Any]:
     torch._dynamo.reset()
     before = len(detpass.reports())
     try:
-        with torch._dynamo.config.patch(dict(case.settings)) if case.settings else contextlib.nullcontext():
+        with case.configured():
             count = _distinct(setting, case, torch.compile(case.function, backend=backend))
     except (DetpassError, RuntimeError, TypeError, ValueError, LookupError) as error:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
@@ -160,10 +159,7 @@ def _distinct(setting: Setting, case: Case, function: Callable[..., Any]) -> int
 
 
 def _step(setting: Setting, case: Case, function: Callable[..., Any]) -> str:
-    inputs = []
-    for value in case.inputs:
-        moved = value.detach().clone().to(setting.device)
-        inputs.append(moved.requires_grad_() if case.backward and moved.is_floating_point() else moved)
+    inputs = case.fresh_inputs(setting.device)
     result = function(*inputs)
     values = list(result) if isinstance(result, tuple) else [result]
     gradients: list[Tensor] = []

@@ -6,12 +6,11 @@ what stands between them is called one by one.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import re
 import sys
 
 import pytest
-import torch
 
 from detpass.inspection.cuda_code import CudaCode, CudaSettings, cuda_code_with
 from tests.test_benchmarks import ROOT, load
@@ -25,14 +24,12 @@ BY_DEVICE = {"attention bfloat16", "attention float32", "GRU by cuDNN"}
 """Torch chooses another operator on a CPU, where graphs are traced."""
 
 
+@functools.cache
 def generated(name: str) -> CudaCode:
     case = CASES[name]
-    inputs = [value.detach().clone() for value in case.inputs]
-    for value in inputs:
-        value.requires_grad_(case.backward and value.is_floating_point())
     settings = CudaSettings("detpass", compile_kernels=False, options={"triton.cudagraphs": True})
-    with torch._dynamo.config.patch(dict(case.settings)) if case.settings else contextlib.nullcontext():
-        return cuda_code_with(settings, case.function, inputs)
+    with case.configured():
+        return cuda_code_with(settings, case.function, case.fresh_inputs())
 
 
 def launched_outside(source: str) -> tuple[int, list[str]]:
