@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from measuring import RESULTS, store, table
 
-from detpass.segment import triton_kernels
+from detpass.segment import triton_kernels, triton_update
 from detpass.segment.constants import CHUNK_ROWS, FAN_IN
 
 NAMES = {
@@ -99,24 +99,9 @@ def level(
     accumulate = triton_kernels.accumulator(dtype)
     read = dtype if depth == 0 else accumulate
     tile = triton_kernels.tile_for(columns, read.itemsize)
-    span = CHUNK_ROWS * FAN_IN**depth
+    step = triton_kernels.levels(CHUNK_ROWS * FAN_IN ** (depth + 1))[depth]
+    constants = triton_kernels.level_constants(dtype, columns, replace(step, last=last), tile, reduce, has_dest)
     pointers = {"source": read, "perm": torch.int64, "offsets": torch.int32, "partial": accumulate}
-    constants = {
-        "D": columns,
-        "BELOW": 0 if depth == 0 else span // FAN_IN,
-        "SPAN": span,
-        "FAN": CHUNK_ROWS if depth == 0 else FAN_IN,
-        "LAST": last,
-        "HAS_DEST": has_dest,
-        "REDUCE": reduce,
-        "IDENTITY": triton_kernels._integer_identity(dtype, reduce),
-        "ACC": triton_kernels.language_dtype(accumulate),
-        "BLOCK_R": tile.block_r,
-        "BLOCK_D": tile.block_d,
-        "COLUMN_BLOCKS": triton_kernels.ceil_div(columns, tile.block_d),
-        "UNROLL": tile.unroll,
-        "INTERPRETED": False,
-    }
     names = ("num_segments", "num_rows", "source_rows", "partial_rows", "tiles")
     return _compiled("segment_level", pointers | {"dest": dtype, "out": dtype}, names, constants, capability, sizes)
 
@@ -125,15 +110,7 @@ def update(dtype: torch.dtype, columns: int, capability: int = 90, reduce: str =
     """The kernel that combines totals with a few rows of a large table."""
     accumulate = triton_kernels.accumulator(dtype)
     tile = triton_kernels.tile_for(columns, accumulate.itemsize)
-    constants = {
-        "D": columns,
-        "REDUCE": reduce,
-        "ACC": triton_kernels.language_dtype(accumulate),
-        "BLOCK_R": tile.block_r,
-        "BLOCK_D": tile.block_d,
-        "COLUMN_BLOCKS": triton_kernels.ceil_div(columns, tile.block_d),
-        "INTERPRETED": False,
-    }
+    constants = triton_update.update_constants(accumulate, columns, tile, reduce)
     pointers = {"table": dtype, "rows": torch.int64, "totals": accumulate}
     return _compiled("update_rows", pointers, ("num_segments", "num_groups", "tiles"), constants, capability, sizes)
 
@@ -147,6 +124,7 @@ def _compiled(
     size_type: str,
 ) -> Kernel:
     signature = {pointer: "*" + NAMES[kind] for pointer, kind in pointers.items()}
+    constants = {**constants, "INTERPRETED": False}
     signature |= dict.fromkeys(sizes, size_type) | dict.fromkeys(constants, "constexpr")
     return _machine_code(name, tuple(signature.items()), tuple(constants.items()), capability)
 

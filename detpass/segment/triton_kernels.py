@@ -139,12 +139,11 @@ def launches(
         shape = tile or tile_for(columns, current.element_size())
         firsts = num_segments if level.below == 0 else num_rows // (level.below + 1)
         tiles = ceil_div(firsts + num_rows // level.span, shape.block_r)
-        column_blocks = ceil_div(columns, shape.block_d)
         partial_rows = num_rows // (level.span + 1) + num_rows // level.span
         partial = current  # a kernel of the last level writes no partials
         if not level.last:
             partial = torch.empty((batch, partial_rows, columns), dtype=accumulate, device=source.device)
-        wrap(kernel)[(tiles * column_blocks * batch,)](
+        wrap(kernel)[(tiles * ceil_div(columns, shape.block_d) * batch,)](
             current,
             perm,
             offsets,
@@ -156,23 +155,32 @@ def launches(
             current_rows,
             partial_rows,
             tiles,
-            D=columns,
-            BELOW=level.below,
-            SPAN=level.span,
-            FAN=level.fan,
-            LAST=level.last,
-            HAS_DEST=dest is not None,
-            REDUCE=reduce,
-            IDENTITY=_integer_identity(source.dtype, reduce),
-            ACC=language_dtype(accumulate),
-            BLOCK_R=shape.block_r,
-            BLOCK_D=shape.block_d,
-            COLUMN_BLOCKS=column_blocks,
-            UNROLL=shape.unroll,
+            **level_constants(source.dtype, columns, level, shape, reduce, dest is not None),
             INTERPRETED=interpreted(),
         )
         current, current_rows = partial, partial_rows
     return out
+
+
+def level_constants(
+    dtype: torch.dtype, columns: int, level: Level, tile: Tile, reduce: str, has_dest: bool
+) -> dict[str, Any]:
+    """What ``segment_level`` is compiled for, on a level of the sum of rows of ``columns`` values of ``dtype``."""
+    return {
+        "D": columns,
+        "BELOW": level.below,
+        "SPAN": level.span,
+        "FAN": level.fan,
+        "LAST": level.last,
+        "HAS_DEST": has_dest,
+        "REDUCE": reduce,
+        "IDENTITY": _integer_identity(dtype, reduce),
+        "ACC": language_dtype(accumulator(dtype)),
+        "BLOCK_R": tile.block_r,
+        "BLOCK_D": tile.block_d,
+        "COLUMN_BLOCKS": ceil_div(columns, tile.block_d),
+        "UNROLL": tile.unroll,
+    }
 
 
 def _integer_identity(dtype: torch.dtype, reduce: str) -> int:

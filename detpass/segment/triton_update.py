@@ -61,20 +61,26 @@ def launch(table: Tensor, rows: Tensor, totals: Tensor, reduce: str, wrap: Calla
     if any(triton_kernels.is_zero(size) for size in totals.shape):
         return
     shape = triton_kernels.tile_for(columns, totals.element_size())
-    column_blocks = -(-columns // shape.block_d)
     tiles = triton_kernels.ceil_div(num_groups, shape.block_r)
-    wrap(triton_kernels.kernels().update_rows)[(tiles * column_blocks * batch,)](
+    wrap(triton_kernels.kernels().update_rows)[(tiles * triton_kernels.ceil_div(columns, shape.block_d) * batch,)](
         table,
         rows,
         totals,
         table.shape[1],
         num_groups,
         tiles,
-        D=columns,
-        REDUCE=reduce,
-        ACC=triton_kernels.language_dtype(totals.dtype),
-        BLOCK_R=shape.block_r,
-        BLOCK_D=shape.block_d,
-        COLUMN_BLOCKS=column_blocks,
+        **update_constants(totals.dtype, columns, shape, reduce),
         INTERPRETED=triton_kernels.interpreted(),
     )
+
+
+def update_constants(accumulate: torch.dtype, columns: int, tile: triton_kernels.Tile, reduce: str) -> dict[str, Any]:
+    """What ``update_rows`` is compiled for, with totals of ``columns`` values of ``accumulate``."""
+    return {
+        "D": columns,
+        "REDUCE": reduce,
+        "ACC": triton_kernels.language_dtype(accumulate),
+        "BLOCK_R": tile.block_r,
+        "BLOCK_D": tile.block_d,
+        "COLUMN_BLOCKS": triton_kernels.ceil_div(columns, tile.block_d),
+    }
