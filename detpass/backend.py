@@ -27,8 +27,6 @@ from detpass.rewriting.graph_pass import Rewriter
 from detpass.rewriting.lowering_audit import LoweringAudit
 from detpass.rewriting.registry import RuleSet, registered_rules
 from detpass.rewriting.report import Report, load, save
-from detpass.rule import Treatment
-from detpass.rules.user_kernel import FirstConfiguration
 from detpass.torch_faults import TorchFaults
 
 log = logging.getLogger(__name__)
@@ -130,8 +128,8 @@ class Plan:
         if self.own.report is not None:
             self.own.report(self.report)
         for record in self.report:
-            if record.rule == FirstConfiguration.name and record.treatment is not Treatment.SAFE:
-                escapes.warn_of_first_configuration(record.location, record.reason)
+            if record.advice:
+                escapes.warn_of_replacement(record.location, f"{record.reason}. {record.advice}")
         for message in messages:
             escapes.escape(self.own.on_escape, message)
 

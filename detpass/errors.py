@@ -65,8 +65,8 @@ class KernelBuildWarning(DetpassWarning):
     """The native CPU kernels could not be built; a slower form with the same bits is used."""
 
 
-class FirstConfigurationWarning(DetpassWarning):
-    """A user's autotuned Triton kernel runs in its first configuration, which need not be the fastest."""
+class ReplacementWarning(DetpassWarning):
+    """A rule's replacement has a consequence that the user can decide otherwise (``Match.advice``)."""
 
 
 class BitsDifferError(DetpassError, AssertionError):

@@ -19,7 +19,7 @@ from typing import Any
 
 from detpass import _torch_private, _torch_private_breaks
 from detpass.config import CUBLAS_ADVICE, CUBLAS_SETTING, cublas_repeats
-from detpass.errors import ConfigurationError, EnvironmentWarning, EscapeError, EscapeWarning, FirstConfigurationWarning
+from detpass.errors import ConfigurationError, EnvironmentWarning, EscapeError, EscapeWarning, ReplacementWarning
 
 PASS_NAME = "joint_custom_post_pass"
 
@@ -61,19 +61,14 @@ def unknown_operator_message(unknown: Any) -> str:
     )
 
 
-def warn_of_first_configuration(location: str | None, reason: str) -> None:
-    """Warn, once for each launch in a process, that an autotuned Triton kernel is not measured."""
-    _warn_of_choice(f"at {location}: {reason}" if location else reason)
+def warn_of_replacement(location: str | None, what: str) -> None:
+    """Warn, once for each line and message in a process, of what a rule's replacement means for the user."""
+    _warn_of_replacement(f"at {location}: {what}" if location else what)
 
 
 @functools.cache
-def _warn_of_choice(what: str) -> None:
-    message = (
-        f"{what}. Remedy where another configuration is faster: make it the first or the only one of triton.autotune; "
-        'where all of them give the same bits, detpass.register_rule(detpass.Declared(kernel, "the proof")) keeps the '
-        "measurement."
-    )
-    warnings.warn(message, FirstConfigurationWarning, stacklevel=4)
+def _warn_of_replacement(message: str) -> None:
+    warnings.warn(message, ReplacementWarning, stacklevel=4)
 
 
 def check_settings(patches: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -79,6 +79,8 @@ class Match:
     leaves: Mapping[Any, str] = field(default_factory=lambda: MappingProxyType({}))
     """Nondeterministic-looking operators that the replacement keeps on purpose, each with the reason why it is
     deterministic there (a plain write whose duplicates carry equal bits, say)."""
+    advice: str = ""
+    """What the user may want to decide otherwise, and how: a warning gives it, once a line, after ``reason``."""
 
 
 @dataclass(frozen=True)

@@ -312,6 +312,7 @@ def _record(
         dtype=None if tensor is None else str(tensor.dtype).removeprefix("torch."),
         shape=None if tensor is None else tuple(map(str, tensor.shape)),
         module=_module_path(node.meta),
+        advice=verdict.advice if isinstance(verdict, Match) else "",
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from detpass.rule import Treatment
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Record:
     """The shape of the node's result; symbolic sizes by name."""
     module: str | None = None
     """The path of the module that holds the line, such as ``encoder.embedding``."""
+    advice: str = ""
+    """What the user may want to decide otherwise, and how; given in a warning too."""
 
     def __str__(self) -> str:
         place = f" at {self.location}" if self.location else ""

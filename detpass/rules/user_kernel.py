@@ -13,6 +13,11 @@ from torch.utils import _pytree as pytree
 from detpass import user_kernels
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
 
+ADVICE = (
+    "Remedy where another configuration is faster: make it the first or the only one of triton.autotune; where all of "
+    'them give the same bits, detpass.register_rule(detpass.Declared(kernel, "the proof")) keeps the measurement.'
+)
+
 
 class FirstConfiguration(Rule):
     """``kernel[grid](...)`` with ``triton.autotune`` is launched in the first of its configurations.
@@ -47,7 +52,7 @@ class FirstConfiguration(Rule):
             f"({reading.configurations[0]}), where Inductor would measure them and choose in each process: "
             f"{reading.unlike or '; '.join(reading.ordered)}"
         )
-        return Match((leaves,), reason, {"form": form}, Treatment.NATIVE)
+        return Match((leaves,), reason, {"form": form}, Treatment.NATIVE, advice=ADVICE)
 
     def replacement(self, leaves: list[Any], *, form: Any) -> Any:
         return user_kernels.launch_first_configuration(pytree.tree_unflatten(leaves, form))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,6 +166,26 @@ def test_a_users_rule_comes_before_the_built_in_ones() -> None:
     report = last_report()
     assert report is not None
     assert [(r.rule, r.reason) for r in report] == [("trusting", "the caller promises unique indices")]
+
+
+def test_advice_is_given_once_a_line_from_a_cache_too(tmp_path: Path) -> None:
+    """A warm start does not run the rule: the advice is read back with the report."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    runs = [
+        subprocess.run(
+            [sys.executable, Path(__file__).with_name("advice_worker.py")],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for _ in range(2)
+    ]
+    for found, cached in zip(runs, ("False", "True"), strict=True):
+        place = r"at .*advice_worker.py:\d+: twice. Remedy: divide by two."
+        assert found[0] == cached
+        assert len(found) == 2, "the second graph with the line does not say it again"
+        assert re.fullmatch(f"ReplacementWarning {place}", found[1])
 
 
 def test_a_declining_rule_leaves_the_node() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 import detpass
-from detpass import Declared, FirstConfigurationWarning, Treatment, UncoveredError, escapes, user_kernels
+from detpass import Declared, ReplacementWarning, Treatment, UncoveredError, escapes, user_kernels
 from detpass import _torch_private_triton as private
 from detpass.backend import prepare
 
@@ -31,7 +31,7 @@ Function = Callable[[Tensor, Tensor], Tensor]
 
 @pytest.fixture(autouse=True)
 def offline() -> Iterator[None]:
-    escapes._warn_of_choice.cache_clear()
+    escapes._warn_of_replacement.cache_clear()
     with private.offline_triton(90):
         yield
 
@@ -195,7 +195,7 @@ def test_a_compile_warns_once() -> None:
             plan.report.records += rewrite(launch(kernel)).records
             plan.remember()
 
-    with pytest.warns(FirstConfigurationWarning) as warned:
+    with pytest.warns(ReplacementWarning) as warned:
         finish(kernels.tuned_totals, kernels.tuned_totals, kernels.tuned_doubled)
     assert len(warned) == 1
     assert re.match(rf"at .*test_first_configuration.py:\d+: kernel totals {FIRST}.*Remedy", str(warned[0].message))
