@@ -301,7 +301,8 @@ class _Generated(BaseException):
 def generate(graph_module: fx.GraphModule, inputs: Sequence[Any], *, cpp_wrapper: bool = False, **options: Any) -> str:
     """The source that Inductor generates for one graph with fake CUDA inputs (inside :func:`offline_cuda`).
 
-    With ``cpp_wrapper`` the module holds C++ that launches the kernels (torch 2.11 runs them first: not here).
+    Empty for a graph without operations, which Inductor does not compile. With ``cpp_wrapper`` the module holds C++
+    that launches the kernels (torch 2.11 runs them first: not here).
     """
     import torch._inductor.compile_fx as compile_fx
     import torch._inductor.config as config
@@ -316,6 +317,8 @@ def generate(graph_module: fx.GraphModule, inputs: Sequence[Any], *, cpp_wrapper
     def keep(graph: fx.GraphModule, given: Any, *_: Any, **__: Any) -> Any:
         return detect_fake_mode(given)  # the metadata is complete; propagating it would dispatch on CUDA
 
+    if all(node.op in ("placeholder", "get_attr", "output") for node in graph_module.graph.nodes):
+        return ""
     known = ("is_backward", "is_inference", "static_input_idxs", "graph_id")
     kept = {name: value for name, value in options.items() if name in known}
     in_cpp = compile_fx.get_cpp_wrapper_config() | {"triton.autotune_at_compile_time": False} if cpp_wrapper else {}

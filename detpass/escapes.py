@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,6 +23,8 @@ from detpass.config import CUBLAS_ADVICE, CUBLAS_SETTING, cublas_repeats
 from detpass.errors import ConfigurationError, EnvironmentWarning, EscapeError, EscapeWarning, ReplacementWarning
 
 PASS_NAME = "joint_custom_post_pass"
+_CAPTURE = re.compile(r"torch\._dynamo\.config\.capture_\w+ = True")
+"""The setting that Dynamo's hint names for an operation whose result has a size, or a value, that is data."""
 
 
 def escape(policy: str, message: str) -> None:
@@ -43,10 +46,12 @@ def graph_break_message(graph_module: Any) -> str | None:
 
 def _break_message(reason: str, place: str | None) -> str:
     first = reason.strip().splitlines()[0]
+    setting = _CAPTURE.search(reason)
+    taken = f"{setting[0]} takes this operation into the graph; else " if setting else ""
     return (
         f"graph break{f' at {place}' if place else ''}: the code there runs outside the compiled graph, where detpass "
-        f"does not rewrite it ({first}). Remedy: compile with fullgraph=True to find every break, and move the code "
-        "out of the model or into operations that Dynamo can trace."
+        f"does not rewrite it ({first}). Remedy: {taken}compile with fullgraph=True to find every break, and move the "
+        "code out of the model or into operations that Dynamo can trace."
     )
 
 

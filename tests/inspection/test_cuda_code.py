@@ -294,6 +294,13 @@ def test_code_between_graphs_was_not_read() -> None:
     assert not code.deterministic
 
 
+def test_a_graph_without_operations_has_no_code() -> None:
+    """Its results are its inputs, and Inductor compiles nothing for it."""
+    graph = torch.fx.Graph()
+    graph.output((graph.placeholder("x"),))
+    assert _torch_private_cuda.generate(torch.fx.GraphModule({}, graph), []) == ""
+
+
 # A kernel of the user's where only the backward pass launches it.
 
 
