@@ -130,6 +130,17 @@ def register_inplace_variant(functional: Any, inplace: Any, mutated: int) -> Non
     inplaceable_ops[functional] = InplaceableOp(inplace, mutated)
 
 
+def order_nodes(graph: fx.Graph) -> None:
+    """Move each node after its arguments, the rest of the order kept.
+
+    Inductor's patterns leave their replacements where the last matched node stood (attention's may then read a later
+    ``clone``) and sort the graph only after the custom passes.
+    """
+    from torch._inductor.pattern_matcher import stable_topological_sort
+
+    stable_topological_sort(graph)
+
+
 def trace_subgraph(function: Callable[..., Any], arguments: list[Any]) -> fx.GraphModule:
     """Trace ``function`` over fake tensors and symbolic sizes into a flat graph with Inductor's decompositions."""
     from torch.fx.experimental.proxy_tensor import make_fx

@@ -69,7 +69,11 @@ class Rewriter:
     """Whether nobody can say of a node, which no rule took and no hazard names, that it repeats."""
 
     def rewrite(self, graph: fx.Graph, report: Report) -> int:
-        """Rewrite ``graph`` in place, append a record a node to ``report`` and return the number of nodes replaced."""
+        """Rewrite ``graph`` in place, append a record a node to ``report`` and return the number of nodes replaced.
+
+        Its nodes are put in order first: the patterns before may have left an argument behind its reader.
+        """
+        _torch_private.order_nodes(graph)
         backward = _backward_nodes(graph)
         phase_of = _phase_namer(graph, backward)
         replaced = 0

@@ -302,6 +302,33 @@ def test_attention_is_still_fused() -> None:
     assert "flash_attention" in code[0]
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_attention_with_a_mask_is_fused_in_training(layers: int) -> None:
+    """Its pattern leaves the graph out of order: the fused backward stands before the ``clone`` that it reads."""
+    batch, heads = 2, 4
+    index = ids(1024).reshape(batch, -1)
+    mask = torch.where(torch.arange(index.shape[1]) % 7 == 0, -10000.0, 0.0).expand(batch, 1, 1, -1)
+
+    def attention(h: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (h, h.sin(), h.cos()))
+        weights = (q @ k.transpose(-2, -1) / (WIDTH // heads) ** 0.5 + mask.to(h)).softmax(-1)
+        return (weights @ v).permute(0, 2, 1, 3).contiguous().flatten(2)
+
+    def model(w: Tensor, index: Tensor) -> Tensor:
+        h = w[index]
+        for _ in range(layers):
+            h = attention(h)
+        return h.tanh()
+
+    from torch._inductor.utils import run_and_get_code
+
+    compiled = torch.compile(model, backend=detpass, fullgraph=True)
+    _, (_, backward) = run_and_get_code(lambda: gradient(compiled, table(), index))
+    assert backward.count("flash_attention_for_cpu_backward.default(") == layers
+    check(lambda: gradient(compiled, table(), index), gradient(model, table(torch.float64), index))
+    assert rewritten() == 1
+
+
 def test_unique_index_needs_no_sort() -> None:
     def f(w: Tensor, n: int) -> Tensor:
         return w[torch.randperm(n)[: n - 1]].sin() + w[torch.arange(n - 1)].cos()
