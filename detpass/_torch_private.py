@@ -369,10 +369,16 @@ def differentiated_whole(targets: Iterable[Any]) -> Iterator[None]:
 
 
 def _resized_by_default(vec: Any) -> Callable[..., torch.Tensor]:
-    """``upsample_*.vec`` as a call of ``upsample_*.default``."""
+    """``upsample_*.vec`` as a call of ``upsample_*.default``; for an empty image an error, which Inductor lacks."""
     from torch._decomp.decompositions import upsample_compute_output_size
 
     def resized(image: torch.Tensor, output_size: Any, *others: Any) -> torch.Tensor:
+        extents: tuple[Any, ...] = tuple(image.shape[1:])
+        if any(isinstance(extent, int) and extent == 0 for extent in extents):
+            raise RuntimeError(
+                f"{vec.name()}: input sizes should be greater than 0 in all dimensions but the batch, but got "
+                f"{list(image.shape)}. Remedy: leave the resampling out where there is no image"
+            )
         *corners, factors = others
         size = upsample_compute_output_size(image.size(), output_size, factors)
         result: torch.Tensor = vec.overloadpacket.default(image, size, *corners, *(factors or [None] * len(size)))

@@ -98,7 +98,7 @@ def _threads() -> Finding:
     policy = os.environ.get("OMP_WAIT_POLICY")
     value = f"{count} of {os.cpu_count()} cores, OMP_WAIT_POLICY={policy or 'unset'}"
     if count > (os.cpu_count() or count):
-        return Finding("threads", value, Level.NOTE, "more threads than cores: slow, the bits are the same")
+        return Finding("threads", value, Level.NOTE, "more threads than cores: slow")
     return Finding("threads", value)
 
 

@@ -118,6 +118,12 @@ def is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1
 
 
+def repeats(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether all elements along ``dim`` are known to be the same one (not so for a symbolic stride)."""
+    stride: Any = tensor.stride(dim)
+    return is_one(tensor.shape[dim]) or (isinstance(stride, int) and stride == 0)
+
+
 def is_empty(tensor: torch.Tensor) -> bool:
     """Whether a tensor is known to have no elements, whatever its symbolic sizes are."""
     sizes: tuple[Any, ...] = tuple(tensor.shape)

@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from detpass import _torch_private
-from detpass.graph_query import is_empty, tensor_of
+from detpass.errors import Refusal
+from detpass.graph_query import is_empty, label, tensor_of
 
 aten = torch.ops.aten
 
@@ -23,6 +24,9 @@ INDEXING = (
     aten.index_put.default,
     aten._unsafe_index_put.default,
 )
+
+ADAPTIVE = {aten._adaptive_avg_pool2d.default: 2, aten._adaptive_avg_pool3d.default: 3}
+"""Operators, and the number of dimensions of the image that they read."""
 
 
 def lead_around_randperm_pattern(graph: fx.Graph) -> None:
@@ -92,6 +96,26 @@ def count_reflections_exactly(graph: fx.Graph) -> None:
             graph.erase_node(quotient)
 
 
+def refuse_empty_planes(graph: fx.Graph) -> None:
+    """Eager refuses adaptive pooling of an image without cells; Inductor's code reads outside of it (2.11 to 2.14).
+
+    The process may end by it. Raises eager's error (as a Refusal).
+    """
+    for node in graph.nodes:
+        axes = ADAPTIVE.get(node.target, 0)
+        value = tensor_of(node.args[0]) if axes else None
+        if value is None:
+            continue
+        sizes: list[Any] = list(value.shape)
+        if any(isinstance(size, int) and size == 0 for size in sizes[-axes:]):
+            raise Refusal(
+                RuntimeError(
+                    f"{label(node)}: Expected input to have non-zero size for non-batch dimensions, but input has "
+                    f"sizes {sizes}. Remedy: leave the pooling out where there is no image"
+                )
+            )
+
+
 class TorchFaults(_torch_private.custom_graph_pass_class()):  # type: ignore[misc]  # the base is torch's
     """The functions above as a graph pass."""
 
@@ -99,9 +123,10 @@ class TorchFaults(_torch_private.custom_graph_pass_class()):  # type: ignore[mis
         lead_around_randperm_pattern(graph)
         read_byte_masks_as_bool(graph)
         count_reflections_exactly(graph)
+        refuse_empty_planes(graph)
 
     def uuid(self) -> Any:
-        return ("detpass.torch_faults", 3)
+        return ("detpass.torch_faults", 4)
 
 
 def install(compiles_ours: Callable[[], bool]) -> None:

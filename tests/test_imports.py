@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "rules": {"errors", "constant_tables", "segment", "proofs", "user_kernels", *NODES},
     "rewriting": {"errors", "config", *PRIVATE, *NODES},
     "escapes": {"errors", "config", *PRIVATE},
-    "torch_faults": {"graph_query", *PRIVATE},
+    "torch_faults": {"errors", "graph_query", *PRIVATE},
     "backend": ENGINE,
     "packaging": ENGINE | {"backend"},
     "environment": {"errors", "config", *PRIVATE},

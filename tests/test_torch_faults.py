@@ -94,6 +94,56 @@ def test_reflected_points_on_the_border_stay_there(mode):
     assert plain.flatten()[1] < want.flatten()[1] / 2, "torch mended the fault: drop the guard after the last release"
 
 
+EMPTY = {
+    "linear": (1, 4, 0),
+    "nearest": (1, 4, 0),
+    "bilinear": (1, 4, 3, 0),
+    "bicubic": (1, 0, 3, 3),
+    "trilinear": (1, 4, 3, 0, 3),
+}
+
+
+@pytest.mark.parametrize("mode", EMPTY)
+@pytest.mark.parametrize("trains", [True, False])
+def test_an_image_without_cells_is_not_resampled(mode, trains):
+    """Plain Inductor reads outside of it."""
+
+    def resample(x):
+        return torch.nn.functional.interpolate(x, size=[5] * (x.dim() - 2), mode=mode)
+
+    x = torch.ones(EMPTY[mode], requires_grad=trains)
+    for function in (resample, torch.compile(resample, backend="detpass")):
+        with pytest.raises(RuntimeError, match=r"greater than 0|Non-empty"):
+            function(x)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 0), (1, 4, 0, 3), (2, 4, 3, 0, 3)])
+@pytest.mark.parametrize("trains", [True, False])
+def test_an_image_without_cells_is_not_pooled(shape, trains):
+    """Plain Inductor's backward ends the process."""
+    pool = getattr(torch.nn.functional, f"adaptive_avg_pool{len(shape) - 2}d")
+
+    def pooled(x):
+        return pool(x, 2)
+
+    x = torch.ones(shape, requires_grad=trains)
+    for function in (pooled, torch.compile(pooled, backend="detpass")):
+        with pytest.raises(RuntimeError, match="non-zero size for non-batch dimensions"):
+            function(x)
+
+
+def test_an_empty_batch_is_resampled_and_pooled():
+    def both(x):
+        pooled = torch.nn.functional.adaptive_avg_pool2d(x, 2)
+        return torch.nn.functional.interpolate(pooled, scale_factor=2.0, mode="bilinear")
+
+    x = torch.ones(0, 4, 5, 5, requires_grad=True)
+    result = torch.compile(both, backend="detpass")(x)
+    result.sum().backward()
+    assert result.shape == (0, 4, 4, 4)
+    assert x.grad.shape == x.shape
+
+
 def test_the_code_for_cuda_counts_turns_without_rounding_down():
     def sample(x, grid):
         return torch.nn.functional.grid_sample(x, grid, "nearest", "reflection", True)

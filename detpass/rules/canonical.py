@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from detpass import segment
 from detpass.errors import Refusal
-from detpass.graph_query import is_one, known_to_differ, label, tensor_of
+from detpass.graph_query import is_one, known_to_differ, label, repeats, tensor_of
 
 MASK_DTYPES = (torch.bool, torch.uint8)
 
@@ -157,4 +157,4 @@ def constant_along_index(values: Tensor, shape: Sequence[Any], first: int, last:
 
 
 def _repeated(values: Tensor, d: int) -> bool:
-    return is_one(values.shape[d]) or values.stride(d) == 0
+    return repeats(values, d)

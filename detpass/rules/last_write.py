@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from detpass import segment
-from detpass.graph_query import argument, int_argument, is_empty, label, list_argument, tensor_of
+from detpass.graph_query import argument, int_argument, is_empty, label, list_argument, repeats, tensor_of
 from detpass.proofs.injective import distinct, index_map
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
 from detpass.rules.canonical import (
@@ -105,7 +105,7 @@ class ScatterLastWrite(Rule):
         unique = _unique_along(node.args[2], index, dim)
         if unique is not None:
             return Safe(unique)
-        if all(size == 1 or src.stride(d) == 0 for d, size in enumerate(src.shape) if d == dim):
+        if src.dim() == 0 or repeats(src, dim):
             return Safe("all writers of one place carry equal values")
         return Match(
             operands=(node.args[0], node.args[2], node.args[3]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from detpass.graph_query import is_zeros, label, list_argument, tensor_of
+from detpass.graph_query import is_zeros, label, list_argument, repeats, tensor_of
 from detpass.proofs.exact import addition_is_exact
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Verdict
 from detpass.rules.canonical import check_values, index_dims, result_shape
@@ -41,10 +41,7 @@ class MaskedIndexPutAccumulate(Rule):
         check_values(node, values, shape)
         first, last = index_dims(dest, indices)
         lead = len(shape) - mask.dim()
-        rows_only = all(
-            first <= d < last or d < lead or mask.shape[d - lead] == 1 or mask.stride(d - lead) == 0
-            for d in range(len(shape))
-        )
+        rows_only = all(first <= d < last or d < lead or repeats(mask, d - lead) for d in range(len(shape)))
         return Match(
             operands=(dest_node, mask_node, indices, values_node),
             parameters={

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from detpass import segment
 from detpass.errors import Refusal
-from detpass.graph_query import int_argument, is_empty, label, tensor_of
+from detpass.graph_query import int_argument, is_empty, label, repeats, tensor_of
 from detpass.rules.canonical import product
 
 
@@ -34,10 +34,7 @@ class Scatter:
 
 def row_index(index: Tensor, dest: Tensor, dim: int) -> bool:
     """Whether the index is the same along all dimensions but ``dim`` and spans the destination there."""
-    return all(
-        d == dim or (str(index.shape[d]) == str(dest.shape[d]) and (index.stride(d) == 0 or index.shape[d] == 1))
-        for d in range(dest.dim())
-    )
+    return all(d == dim or (str(index.shape[d]) == str(dest.shape[d]) and repeats(index, d)) for d in range(dest.dim()))
 
 
 def check_shapes(node: fx.Node, dest: Tensor, index: Tensor, src: Tensor | None, dim: int) -> None:

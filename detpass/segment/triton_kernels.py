@@ -130,9 +130,9 @@ def launches(
     kernel = kernels().segment_level
     batch, num_rows, columns = source.shape
     num_segments = offsets.shape[0] - 1
-    out = torch.empty((batch, num_segments, columns), dtype=out_dtype, device=source.device)
+    out = _flat((batch, num_segments, columns), out_dtype, source.device)
     if any(is_zero(size) for size in (columns, num_segments, batch)):
-        return out
+        return out.view(batch, num_segments, columns)
     accumulate = accumulator(source.dtype)
     current, current_rows = source, source.shape[1]
     for level in levels(num_rows, chunk_rows, fan_in):
@@ -142,7 +142,7 @@ def launches(
         partial_rows = num_rows // (level.span + 1) + num_rows // level.span
         partial = current  # a kernel of the last level writes no partials
         if not level.last:
-            partial = torch.empty((batch, partial_rows, columns), dtype=accumulate, device=source.device)
+            partial = _flat((batch, partial_rows, columns), accumulate, source.device)
         wrap(kernel)[(tiles * ceil_div(columns, shape.block_d) * batch,)](
             current,
             perm,
@@ -159,7 +159,16 @@ def launches(
             INTERPRETED=interpreted(),
         )
         current, current_rows = partial, partial_rows
-    return out
+    return out.view(batch, num_segments, columns)
+
+
+def _flat(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for a tensor of ``shape`` in one dimension.
+
+    A kernel writes through a pointer, and Inductor cannot say of a size that is data (a ``nonzero``) that the strides
+    of more dimensions are those it asks a written tensor for: it would put a copy of itself in the tensor's place.
+    """
+    return torch.empty((shape[0] * shape[1] * shape[2],), dtype=dtype, device=device)
 
 
 def level_constants(

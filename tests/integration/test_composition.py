@@ -164,6 +164,33 @@ def test_index_from_nonzero() -> None:
     assert rewritten() == 1
 
 
+def _sum_into_a_selection(w: Tensor, keep: Tensor, index: Tensor, source: Tensor) -> Tensor:
+    return torch.zeros_like(w[keep]).index_add(0, index, source) * w[keep]
+
+
+def _sum_of_a_selection(w: Tensor, keep: Tensor, index: Tensor, source: Tensor) -> Tensor:
+    chosen = source[:, 0] > 0
+    return w.index_add(0, index[chosen], source[chosen]).sin()
+
+
+def _last_of_a_selection(w: Tensor, keep: Tensor, index: Tensor, source: Tensor) -> Tensor:
+    chosen = source[:, 0] > 0
+    return w.scatter(0, index[chosen].unsqueeze(1).expand(-1, WIDTH), source[chosen]).sin()
+
+
+@pytest.mark.parametrize("function", [_sum_into_a_selection, _sum_of_a_selection, _last_of_a_selection])
+def test_sizes_that_are_data(function: Callable[..., Tensor]) -> None:
+    """Of the rows that are written, and of those that are added."""
+    keep, index, source = torch.arange(ROWS) % 3 > 0, ids() % 40, rows()
+    expected = gradient(function, table(torch.float64), keep, index, source.double())
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(function, backend=detpass, fullgraph=True)
+        check(lambda: gradient(compiled, table(), keep, index, source), expected)
+        want, got = function(table(), keep, index, source), compiled(table(), keep, index, source)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+    assert rewritten() >= 1
+
+
 @pytest.mark.parametrize("reentrant", [False])
 def test_activation_checkpointing(reentrant: bool) -> None:
     f = lambda w, i: checkpoint(lambda w: w[i].sin().exp(), w, use_reentrant=reentrant)  # noqa: E731

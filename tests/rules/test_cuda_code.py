@@ -68,6 +68,33 @@ def test_ctc_loss_is_one_call_without_atomics():
     assert not code.nondeterministic_externs
 
 
+def rows_that_are_data(x, volume):
+    kept = x.flatten(0, 2)
+    kept = kept[kept.sum(1) > 0]  # as many rows as the values say
+    index = torch.arange(96, device=x.device) % 7
+    return torch.zeros_like(kept).index_add(0, index, x.flatten(0, 2)).sin() + kept[index % 5].sum()
+
+
+def members_that_are_data(x, volume):
+    source = x.flatten(0, 2)
+    chosen = source.sum(1) > 0
+    index = (torch.arange(96, device=x.device) % 7)[chosen]
+    sums = source.index_add(0, index, source[chosen])
+    return sums.scatter(0, index[:, None].expand(-1, 16), source[chosen]).sin()
+
+
+@pytest.mark.parametrize("function", [rows_that_are_data, members_that_are_data])
+def test_sizes_that_are_data(function):
+    """Inductor cannot compare their strides; what a kernel writes must not ask it to."""
+    inputs = [torch.randn(2, 3, 16, 16, requires_grad=True), torch.randn(1)]
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        code = cuda_code_with(CudaSettings("detpass", compile_kernels=False), function, inputs, {})
+        plain = cuda_code_with(CudaSettings("inductor", compile_kernels=False), function, inputs, {})
+    assert code.deterministic
+    assert "segment_level" in "".join(code.sources.values())
+    assert not plain.deterministic
+
+
 @pytest.mark.parametrize(
     "function",
     [*(pytest.param(f, marks=pytest.mark.slow) for f in (resampling, pooling)), windows_and_pads, points, order],
