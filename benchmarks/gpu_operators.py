@@ -41,6 +41,10 @@ class Case:
         return torch._dynamo.config.patch(dict(self.settings)) if self.settings else contextlib.nullcontext()
 
 
+SIZES = {"capture_dynamic_output_shape_ops": True}
+"""The setting of Dynamo for results whose sizes are data."""
+
+
 @dataclass(frozen=True)
 class _Maker:
     """Random tensors of a fixed seed; ``dry`` makes sizes tiny."""
@@ -106,6 +110,7 @@ def _accumulations(make: _Maker) -> list[Case]:
         ),
         Case("index_add", lambda d, i, s: d.index_add(0, i, s, alpha=0.5), (dest, index, source)),
         Case("index_add bfloat16", lambda d, i, s: d.bfloat16().index_add(0, i, s.bfloat16()), (dest, index, source)),
+        Case("index_add, sizes that are data", _selected, (dest, index, source), settings=SIZES),
         Case("index_copy", lambda d, i, s: d.index_copy(0, i, s), (dest, index, source), False),
         Case("index_fill", lambda d, i: d.index_fill(0, i, 2.5), (dest, index)),
         Case("gather", lambda d, i: d.gather(0, i), (dest, wide)),
@@ -122,6 +127,12 @@ def _accumulations(make: _Maker) -> list[Case]:
         Case("embedding_bag mean", lambda i, w, o: F.embedding_bag(i, w, o, mode="mean"), (index, dest, bags)),
         Case("embedding_bag max", lambda i, w, o: F.embedding_bag(i, w, o, mode="max"), (index, dest, bags)),
     ]
+
+
+def _selected(dest: Tensor, index: Tensor, source: Tensor) -> Tensor:
+    """Into so many rows, and from so many, as the values say."""
+    kept, chosen = dest[dest[:, 0] < 0.5], source[:, 0] > 0
+    return torch.zeros_like(kept).index_add(0, index[chosen] % 2, source[chosen])
 
 
 def _reductions(make: _Maker) -> list[Case]:
@@ -219,7 +230,7 @@ def _order(make: _Maker) -> list[Case]:
             lambda i, w: torch.bincount(i, w, 60) * 2,
             (index, weights),
             False,
-            settings={"capture_dynamic_output_shape_ops": True},
+            settings=SIZES,
         ),
         Case("cumsum", lambda x: x.cumsum(0), (source,)),
         Case("cumprod", lambda x: x.cumprod(0), (positive,)),
