@@ -183,6 +183,7 @@ def _spatial(make: _Maker) -> list[Case]:
             lambda x, at: F.fractional_max_pool3d(x, 2, deep, _random_samples=at.detach()),
             (volume, corners),
         ),
+        Case("Tensor.unfold", lambda x: x.unfold(-1, 5, 2).sin(), (image,)),
         Case("fold", lambda x: F.fold(F.unfold(x, 3, padding=1), x.shape[-2:], 3, padding=1), (image,)),
         Case("replication_pad1d", lambda x: F.pad(x, (3, 2), mode="replicate"), (line,)),
         Case("replication_pad2d", lambda x: F.pad(x, pad4, mode="replicate"), (image,)),

@@ -21,7 +21,7 @@ from detpass.rules.ctc import CtcLoss, CudnnCtcLoss
 from detpass.rules.deformable import DeformConv2dBackward
 from detpass.rules.embedding import EmbeddingBagBackward, EmbeddingDenseBackward
 from detpass.rules.flex_attention import FlexAttentionBackward
-from detpass.rules.folding import Col2Im
+from detpass.rules.folding import Col2Im, UnfoldBackward
 from detpass.rules.grid_sample import GridSampleBackward
 from detpass.rules.histogram import Histc, WeightedBincount, WeightedHistogram
 from detpass.rules.index_add import IndexAdd
@@ -59,6 +59,7 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     FractionalMaxPoolBackward(),
     ReplicationPadBackward(),
     Col2Im(),
+    UnfoldBackward(),
     ResamplingBackward(),
     GridSampleBackward(),
     RoiAlignBackward(),

@@ -96,6 +96,8 @@ SPATIAL = (
           GPU, ATOMIC, CLOSED, "replication_pad_backward", _test("padding"),
           (NN + "ReplicationPad1d", NN + "ReplicationPad2d", NN + "ReplicationPad3d")),
     Entry("fold, unfold backward", ("aten.col2im.default",), BOTH, ATOMIC, CLOSED, "col2im", _test("folding")),
+    Entry("Tensor.unfold backward, istft", ("aten.unfold_backward.default",),
+          BOTH, ATOMIC, CLOSED, "unfold_backward", _test("folding")),
     Entry("interpolate backward, nearest and antialiased included",
           _backwards("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
                      "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d",

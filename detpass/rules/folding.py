@@ -3,6 +3,9 @@
 Before: ``aten.col2im(columns, output_size, kernel, dilation, padding, stride)``, which Inductor decomposes into an
 accumulating ``index_put``. After, with ``columns`` seen as ``[n, channels, *kernel, *positions]``: each cell adds the
 one entry of every block over it (``windows.py``); disjoint blocks are a permutation.
+
+``aten.unfold_backward`` is the same along one dimension of a tensor (``Tensor.unfold``, the overlap-add of ``istft``).
+Where very many windows cover a cell, it is a segment sum over the cells' numbers.
 """
 
 from __future__ import annotations
@@ -14,14 +17,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from detpass.graph_query import arguments, tensor_of
+from detpass.graph_query import arguments, int_argument, label, tensor_of
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Treatment, Verdict
 from detpass.rules.buffers import materialised
+from detpass.rules.index_add import slices
 from detpass.rules.max_pooling import pool_windows
 from detpass.rules.plane_scatter import accumulation_dtype
+from detpass.rules.reductions import NAMES, combine
 from detpass.rules.windows import Reach, Shifter, Window, are_sliced, blocked_adjoint, overlap, sliced_adjoint
 
 aten = torch.ops.aten
+
+MOST_WINDOWS = 32
+"""Up to this many windows over a cell are summed as slices, each a load in the generated code."""
 
 
 class Col2Im(Rule):
@@ -55,6 +63,47 @@ class Col2Im(Rule):
         shifted = Shifter(materialised(entries), windows, cells, 0.0)
         form = _sliced if are_sliced(windows) else _blocked
         return form(shifted, windows, cells).to(columns.dtype)
+
+
+class UnfoldBackward(Rule):
+    """``unfold_backward`` as a sum of shifted slices, or a segment sum."""
+
+    name = "unfold_backward"
+    targets = (aten.unfold_backward.default,)
+    kept_whole = targets
+
+    def match(self, node: fx.Node, context: RuleContext) -> Verdict:
+        given = arguments(node)
+        cells = list(given["input_sizes"])
+        window = Window(int_argument(node, "size"), int_argument(node, "step"))
+        operands = (given["grad_in"], cells)
+        parameters = {"window": window, "dim": int_argument(node, "dim") % max(len(cells), 1), "op": label(node)}
+        if window.kernel > MOST_WINDOWS * window.stride:
+            return Match(operands, "very many windows cover a cell", parameters)
+        reason = "the windows over a cell are known from the shapes" if overlap([window]) else "windows are disjoint"
+        return Match(operands, reason, parameters, Treatment.CLOSED_FORM)
+
+    def replacement(
+        self, grad: torch.Tensor, cells: Sequence[Any], *, window: Window, dim: int, op: str
+    ) -> torch.Tensor:
+        if not cells:
+            return grad.reshape(())
+        # Sizes of 1 are repeated: ``istft`` asks so for its window.
+        grad = grad.expand(*cells[:dim], grad.shape[dim], *cells[dim + 1 :], window.kernel)
+        if window.kernel <= MOST_WINDOWS * window.stride:
+            windows, line = (window,), [cells[dim]]
+            shifted = Shifter(
+                materialised(grad.movedim(dim, -1).to(accumulation_dtype(grad.dtype))), windows, line, 0.0
+            )
+            form = _sliced if are_sliced(windows) else _blocked
+            return form(shifted, windows, line).movedim(-1, dim).to(grad.dtype).contiguous()
+        begins = torch.arange(grad.shape[dim], device=grad.device) * window.stride
+        index = begins.unsqueeze(1) + torch.arange(window.kernel, device=grad.device)
+        source = grad.movedim(-1, dim + 1).flatten(dim, dim + 1)
+        dest = grad.new_zeros(cells)
+        operands = slices(dest, index, source, dim)
+        total = combine(*operands, cells[dim], NAMES["sum"], True, True, False, op)
+        return total.reshape(cells)
 
 
 def _sliced(shifted: Shifter, windows: tuple[Window, ...], cells: Sequence[Any]) -> torch.Tensor:
