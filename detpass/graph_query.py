@@ -118,16 +118,19 @@ def is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1
 
 
+def is_zero(size: Any) -> bool:
+    """Whether a size or a stride is known to be 0; a symbolic one is not."""
+    return isinstance(size, int) and size == 0
+
+
 def repeats(tensor: torch.Tensor, dim: int) -> bool:
     """Whether all elements along ``dim`` are known to be the same one (not so for a symbolic stride)."""
-    stride: Any = tensor.stride(dim)
-    return is_one(tensor.shape[dim]) or (isinstance(stride, int) and stride == 0)
+    return is_one(tensor.shape[dim]) or is_zero(tensor.stride(dim))
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
     """Whether a tensor is known to have no elements, whatever its symbolic sizes are."""
-    sizes: tuple[Any, ...] = tuple(tensor.shape)
-    return any(isinstance(size, int) and size == 0 for size in sizes)
+    return any(is_zero(size) for size in tensor.shape)
 
 
 def known_to_differ(a: Any, b: Any) -> bool:

@@ -14,7 +14,7 @@ from torch import fx
 
 from detpass import _torch_private
 from detpass.errors import Refusal
-from detpass.graph_query import is_empty, label, tensor_of
+from detpass.graph_query import is_empty, is_zero, label, tensor_of
 
 aten = torch.ops.aten
 
@@ -106,12 +106,11 @@ def refuse_empty_planes(graph: fx.Graph) -> None:
         value = tensor_of(node.args[0]) if axes else None
         if value is None:
             continue
-        sizes: list[Any] = list(value.shape)
-        if any(isinstance(size, int) and size == 0 for size in sizes[-axes:]):
+        if any(is_zero(size) for size in value.shape[-axes:]):
             raise Refusal(
                 RuntimeError(
                     f"{label(node)}: Expected input to have non-zero size for non-batch dimensions, but input has "
-                    f"sizes {sizes}. Remedy: leave the pooling out where there is no image"
+                    f"sizes {list(value.shape)}. Remedy: leave the pooling out where there is no image"
                 )
             )
 

@@ -153,8 +153,4 @@ def check_values(node: fx.Node, values: Tensor, shape: Sequence[Any]) -> None:
 def constant_along_index(values: Tensor, shape: Sequence[Any], first: int, last: int) -> bool:
     """Whether every writer of one place carries equal values: ``values`` is broadcast over all index dimensions."""
     lead = len(shape) - values.dim()
-    return all(d < lead or _repeated(values, d - lead) for d in range(first, last))
-
-
-def _repeated(values: Tensor, d: int) -> bool:
-    return repeats(values, d)
+    return all(d < lead or repeats(values, d - lead) for d in range(first, last))

@@ -14,11 +14,11 @@ Neighbours: ``doubling.py`` (the order), ``whole_turns.py`` (which of the angles
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from detpass.graph_query import is_zero
 from detpass.rules import complex_pairs, doubling, whole_turns
 
 Scaled = tuple[Tensor, Tensor, Tensor]
@@ -28,8 +28,7 @@ Scaled = tuple[Tensor, Tensor, Tensor]
 def cumulative(values: Tensor) -> complex_pairs.Pair:
     """Real parts and angles in float64 of the cumulative log-sum-exps of complex ``values [n, *features]``."""
     term, term_angle = complex_pairs.pair_of(values, torch.float64)
-    length: Any = term.shape[0]
-    if isinstance(length, int) and length == 0:
+    if is_zero(term.shape[0]):
         return term, term_angle
     term = torch.where(term_angle.isnan(), torch.nan, term)
     parts = term, _scaled(torch.cos(term_angle), term), _scaled(torch.sin(term_angle), term)

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from detpass import segment
 from detpass.graph_query import arguments, int_argument, label, tensor_of
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Treatment, Verdict
 from detpass.rules.buffers import materialised
-from detpass.rules.index_add import slices
+from detpass.rules.canonical import product
 from detpass.rules.max_pooling import pool_windows
 from detpass.rules.plane_scatter import accumulation_dtype
-from detpass.rules.reductions import NAMES, combine
 from detpass.rules.windows import Reach, Shifter, Window, are_sliced, blocked_adjoint, overlap, sliced_adjoint
 
 aten = torch.ops.aten
@@ -58,11 +58,7 @@ class Col2Im(Rule):
         lead = columns.shape[:-2]
         channels = columns.shape[-2] // prod(kernels)
         entries = columns.reshape(*lead, channels, *kernels, *positions).to(accumulation_dtype(columns.dtype))
-        # The columns are often a gather (``unfold``); read through the padding's mask, its index can make Inductor's
-        # tiling analysis for CUDA fail.
-        shifted = Shifter(materialised(entries), windows, cells, 0.0)
-        form = _sliced if are_sliced(windows) else _blocked
-        return form(shifted, windows, cells).to(columns.dtype)
+        return _summed(entries, windows, cells).to(columns.dtype)
 
 
 class UnfoldBackward(Rule):
@@ -78,7 +74,7 @@ class UnfoldBackward(Rule):
         window = Window(int_argument(node, "size"), int_argument(node, "step"))
         operands = (given["grad_in"], cells)
         parameters = {"window": window, "dim": int_argument(node, "dim") % max(len(cells), 1), "op": label(node)}
-        if window.kernel > MOST_WINDOWS * window.stride:
+        if not _are_few(window):
             return Match(operands, "very many windows cover a cell", parameters)
         reason = "the windows over a cell are known from the shapes" if overlap([window]) else "windows are disjoint"
         return Match(operands, reason, parameters, Treatment.CLOSED_FORM)
@@ -90,20 +86,27 @@ class UnfoldBackward(Rule):
             return grad.reshape(())
         # Sizes of 1 are repeated: ``istft`` asks so for its window.
         grad = grad.expand(*cells[:dim], grad.shape[dim], *cells[dim + 1 :], window.kernel)
-        if window.kernel <= MOST_WINDOWS * window.stride:
-            windows, line = (window,), [cells[dim]]
-            shifted = Shifter(
-                materialised(grad.movedim(dim, -1).to(accumulation_dtype(grad.dtype))), windows, line, 0.0
-            )
-            form = _sliced if are_sliced(windows) else _blocked
-            return form(shifted, windows, line).movedim(-1, dim).to(grad.dtype).contiguous()
+        if _are_few(window):
+            entries = grad.movedim(dim, -1).to(accumulation_dtype(grad.dtype))
+            return _summed(entries, (window,), [cells[dim]]).movedim(-1, dim).to(grad.dtype).contiguous()
         begins = torch.arange(grad.shape[dim], device=grad.device) * window.stride
-        index = begins.unsqueeze(1) + torch.arange(window.kernel, device=grad.device)
-        source = grad.movedim(-1, dim + 1).flatten(dim, dim + 1)
-        dest = grad.new_zeros(cells)
-        operands = slices(dest, index, source, dim)
-        total = combine(*operands, cells[dim], NAMES["sum"], True, True, False, op)
-        return total.reshape(cells)
+        index = (begins.unsqueeze(1) + torch.arange(window.kernel, device=grad.device)).reshape(-1)
+        before, after = product(cells[:dim]), product(cells[dim + 1 :])
+        source = grad.movedim(-1, dim + 1).reshape(before, index.shape[0], after)
+        return segment.segment_reduce(source, index, cells[dim], "sum", False, op).reshape(cells)
+
+
+def _are_few(window: Window) -> bool:
+    return window.kernel <= MOST_WINDOWS * window.stride
+
+
+def _summed(entries: torch.Tensor, windows: tuple[Window, ...], cells: Sequence[Any]) -> torch.Tensor:
+    """``[..., *cells]`` of ``entries [..., *kernels, *positions]``: each cell's entries of all windows, summed."""
+    # The entries are often a gather (``unfold``); read through the padding's mask, its index can make Inductor's
+    # tiling analysis for CUDA fail.
+    shifted = Shifter(materialised(entries), windows, cells, 0.0)
+    form = _sliced if are_sliced(windows) else _blocked
+    return form(shifted, windows, cells)
 
 
 def _sliced(shifted: Shifter, windows: tuple[Window, ...], cells: Sequence[Any]) -> torch.Tensor:

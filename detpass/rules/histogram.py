@@ -20,7 +20,7 @@ from torch import fx
 
 from detpass import segment
 from detpass.errors import Refusal
-from detpass.graph_query import arguments, is_empty, known_to_differ, label, tensor_of
+from detpass.graph_query import arguments, is_empty, is_zero, known_to_differ, label, tensor_of
 from detpass.rule import Inapplicable, Match, NoMatch, Rule, RuleContext, Safe, Treatment, Verdict
 from detpass.rules.kernel_rounding import quotient
 from detpass.rules.plane_scatter import accumulation_dtype
@@ -52,8 +52,7 @@ class Histc(Rule):
         top: Any = torch.full((), high, dtype=wide.dtype, device=wide.device)
         if low == high:
             # The data's own range, as eager takes it; widened by one on each side when that is a single value.
-            count: Any = flat.shape[0]
-            if not (isinstance(count, int) and count == 0):
+            if not is_zero(flat.shape[0]):
                 bottom, top = wide.amin(), wide.amax()
             single = bottom == top
             bottom, top = torch.where(single, bottom - 1, bottom), torch.where(single, top + 1, top)
